@@ -27,6 +27,7 @@ from autotune.exporters.named_schedule import named_schedule, warmup_reasons
 from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
+from autotune.exporters.trainer_keys import OF_OTHER_PACKAGES
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import SELECTIVE, Loss, TrainingConfig
@@ -230,6 +231,11 @@ def _fit_optimizer(closest: Closest) -> None:
     if closest.config.optimizer == "sgd":
         why = "transformers makes SGD without momentum: it has no state and learns more slowly"
         closest.differs("optimizer", "sgd without momentum", why)
+    if closest.config.optimizer in OF_OTHER_PACKAGES:
+        closest.change("optimizer", *OF_OTHER_PACKAGES[closest.config.optimizer])
+    if closest.config.optimizer == "muon":
+        why = "its Muon scales the update of a matrix by the norm of the matrix: tune the rate"
+        closest.differs("optimizer", "muon with spectral norms", why)
     fusions = list(_NAMES[closest.effective()["optimizer"]])
     fusion = closest.config.optimizer_fusion
     if fusion not in fusions:
@@ -249,14 +255,16 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "sgd without momentum": {"foreach": "sgd"},
     "adafactor-fixed-rate": {"none": "adafactor"},
     "adamw-8bit": {"none": "adamw_torch_8bit"},
+    "adamw-4bit": {"none": "adamw_torch_4bit"},
     "adamw-fp8": {"none": "ao_adamw_fp8"},
+    "muon with spectral norms": {"none": "muon"},
     "paged-adamw": {"none": "paged_adamw_32bit"},
     "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
 _HAS = {
     **KNOWN,
-    "optimizer": (*_NAMES, "sgd", "adafactor"),
+    "optimizer": (*_NAMES, *OF_OTHER_PACKAGES, "sgd", "adafactor", "muon"),
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
 }

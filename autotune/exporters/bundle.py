@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from autotune.spec.optimizers import OPTIMIZERS
+
 BLOCKS = "autotune_blocks.py"
 """Checkpoints, compiles or converts the blocks of a model by one line in the user's script."""
 CALLBACK = "autotune_callback.py"
 """A callback for Lightning."""
-ADAFACTOR = "adafactor_fixed_rate.py"
-"""The optimizer that neither torch nor torchao has."""
+OPTIMIZER_FILES = tuple(
+    f"{module}.py" for facts in OPTIMIZERS.values() for module in facts.shipped_modules
+)
+"""The optimizers that no package has, and what they need."""
 
 _PACKAGE = "autotune.shipped"
 _WRITTEN = "autotune.shipped.script.written"
@@ -87,9 +91,8 @@ def _docstring_and_rest(file: str) -> tuple[str, str]:
 def shipped_files(lines: Iterable[str]) -> dict[str, str]:
     """Returns {name: text} of the files whose module is named in `lines`."""
     text = " ".join(lines)
-    return {
-        name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in text
-    }
+    names = (BLOCKS, *OPTIMIZER_FILES)
+    return {name: shipped_text(name) for name in names if name.removesuffix(".py") in text}
 
 
 def banner(title: str) -> Part:

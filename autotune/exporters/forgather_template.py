@@ -72,7 +72,13 @@ _WHOLE_BLOCKS = (
     "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
 )
 _OTHER_CHECKPOINTING = [value for value in KNOWN["checkpointing"] if value != "block"]
+_OWN_CLASSES = {"adafactor-fixed-rate": "forgather.ml.optim.adafactor:Adafactor"}
 _LACKING: Table = {
+    "optimizer": {
+        name: ("adamw", "its class is in no package that forgather could import")
+        for name, facts in OPTIMIZERS.items()
+        if facts.is_ours and name not in _OWN_CLASSES
+    },
     "checkpointing": dict.fromkeys(_OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS)),
     "compile": {
         "block": (
@@ -142,15 +148,15 @@ def _optimizer(effective: Mapping[str, Any]) -> str:
         **facts.flags(fusion),
     }
     lines = "".join(f"    {setting}: {_yaml(value)}\n" for setting, value in settings.items())
-    return f"optimizer: &optimizer !lambda:{_class(facts)}\n{lines}"
+    kind = _OWN_CLASSES.get(name) or _class(facts)
+    return f"optimizer: &optimizer !lambda:{kind}\n{lines}"
 
 
 def _class(facts: OptimizerFacts) -> str:
-    """Returns the class as forgather names it, which has an Adafactor of its own."""
-    if facts is OPTIMIZERS["adafactor-fixed-rate"]:
-        return "forgather.ml.optim.adafactor:Adafactor"
-    module, _, rest = facts.class_path.partition(".optim.")
-    return f"torch:optim.{rest}" if module == "torch" else f"{module}.optim:{rest}"
+    """Returns the class as forgather names it."""
+    if facts.module == "torch.optim":
+        return f"torch:optim.{facts.class_name}"
+    return f"{facts.module}:{facts.class_name}"
 
 
 def _arguments(effective: Mapping[str, Any], version: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ lightning 2.6.
 from typing import Any
 
 from autotune.exporters.adapters import left_to_script
-from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
+from autotune.exporters.bundle import BLOCKS, CALLBACK, shipped_files, shipped_text
 from autotune.exporters.deepspeed_config import client_settings
 from autotune.exporters.devices import (
     Closest,
@@ -31,6 +31,7 @@ from autotune.exporters.script_lines import (
 )
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 
 FILE = "lightning.yaml"
 
@@ -64,10 +65,9 @@ def write(recipe: Recipe, version: str) -> Export:
         FILE: heading + yaml_text(settings),
         CALLBACK: shipped_text(CALLBACK),
         BLOCKS: shipped_text(BLOCKS),
+        **shipped_files([optimizer_class(recipe)]),
         **promise_file(asked, OF_LIGHTNING),
     }
-    if recipe.config.optimizer == "adafactor-fixed-rate":
-        files[ADAFACTOR] = shipped_text(ADAFACTOR)
     command = f"python main.py fit -c {FILE}"
     if recipe.config.allocator == "expandable":
         # The allocator reads the variable once, before a callback could set it.
@@ -86,6 +86,9 @@ def _closest(recipe: Recipe) -> Closest:
     if recipe.device_type == "cpu":
         closest.use_torch("Lightning has DeepSpeed for GPUs only")
     config = closest.config
+    if OPTIMIZERS[config.optimizer].of_matrices:
+        why = "LightningCLI makes the optimizer of all parameters alike"
+        closest.change("optimizer", "adamw", why)
     if config.engine == "deepspeed":
         fit_deepspeed(closest)
         if config.precision in _COPIES:

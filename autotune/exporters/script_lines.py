@@ -44,6 +44,12 @@ def imported_optimizer(recipe: Recipe) -> tuple[str, str]:
     return facts.class_path if facts.module == "torch.optim" else facts.class_name, ""
 
 
+def parameters_of(recipe: Recipe, *, otherwise: str = "parameters") -> str:
+    """Returns the expression of the parameters of `model` that the optimizer is made of."""
+    of_matrices = recipe.optimizer.of_matrices
+    return f"matrices_apart(model, {dict(of_matrices)})" if of_matrices else otherwise
+
+
 def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
     """Returns all arguments of the trial's optimizer, as types that JSON has.
 
@@ -65,12 +71,14 @@ def optimizer_line(recipe: Recipe) -> str:
         for name, value in optimizer_arguments(recipe).items()
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    parameters = parameters_of(recipe, otherwise="model.parameters()")
+    parameters = parameters.replace("matrices_apart", "matrices.matrices_apart")
     if recipe.config.sharding == "zero1" and recipe.config.engine == "torch":
         return (
-            "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), "
-            f"optimizer_class={optimizer_class(recipe)}, {arguments})"
+            "torch.distributed.optim.ZeroRedundancyOptimizer("
+            f"{parameters}, optimizer_class={optimizer_class(recipe)}, {arguments})"
         )
-    return f"{optimizer_class(recipe)}(model.parameters(), {arguments})"
+    return f"{optimizer_class(recipe)}({parameters}, {arguments})"
 
 
 def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:

@@ -29,6 +29,20 @@ The former has no largest beta2; 1 - 5623 ** -0.8 < 0.999, the largest beta2 of 
 """
 
 
+_NO_APOLLO = (
+    "its apollo_adamw needs the package apollo-torch, which may not be used commercially, and has "
+    "one rank for the matrices of all sizes"
+)
+OF_OTHER_PACKAGES: Mapping[str, Reason] = {
+    "apollo": ("adamw", _NO_APOLLO),
+    "apollo-mini": ("adamw", _NO_APOLLO),
+    "adamw-bf16": (
+        "adamw",
+        "its adamw_anyprecision needs torchdistx, which is in no registry, and rounds moments in "
+        "bf16 to nearest",
+    ),
+}
+"""{optimizer: what is used instead, and why} of those that transformers has from packages."""
 FP16_ON_CPU = "accelerate, which it trains with, silently ignores fp16 on a CPU: use bf16-mixed"
 _LACKING: Table = {
     "precision": {
@@ -55,12 +69,19 @@ _LACKING: Table = {
             "adafactor-fixed-rate",
             "its adafactor is not the algorithm of torch.optim.Adafactor: its learning rate is not "
             "relative to the size of the weight",
-        )
+        ),
+        **OF_OTHER_PACKAGES,
+        "muon": (
+            "adamw",
+            "transformers has no key for it, and of the trainers around it LLaMA-Factory alone has "
+            "the trial's, by use_muon: true",
+        ),
     },
 }
 _OPTIMIZERS = {
     "adamw": "adamw_torch",
     "adamw-8bit": "adamw_torch_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
     "paged-adamw": "paged_adamw_32bit",
     "paged-adamw-8bit": "paged_adamw_8bit",
     "sgd": "sgd",

@@ -15,6 +15,7 @@ from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan
+from autotune.spec.optimizers import OPTIMIZERS
 
 _PRECISIONS = {
     "32-true": "fp32",
@@ -52,16 +53,9 @@ _LENGTHS = (
     "block_size",
 )
 _OPTIMIZERS = {
-    "AdamW": "adamw",
+    **{facts.class_name: name for name, facts in OPTIMIZERS.items()},
     "Adam": "adamw",
-    "SGD": "sgd",
-    "Adafactor": "adafactor",
-    "AdafactorFixedRate": "adafactor-fixed-rate",
-    "AdamW8bit": "adamw-8bit",
-    "AdamWFp8": "adamw-fp8",
-    "PagedAdamW": "paged-adamw",
     "PagedAdamW32bit": "paged-adamw",
-    "PagedAdamW8bit": "paged-adamw-8bit",
 }
 _EXPORTED_CALLBACK = "autotune_callback.AutotuneCallback"
 _STRATEGIES = {
@@ -219,7 +213,7 @@ def _optimizer(keys: KeysOfFile) -> dict[str, Any]:
             hint=f"save a copy of the file with one of {', '.join(_OPTIMIZERS)}",
         )
     fusion = "none"
-    if _OPTIMIZERS[name] in ("adamw", "sgd", "adafactor"):
+    if OPTIMIZERS[_OPTIMIZERS[name]].has_fusion("foreach"):
         # On CUDA torch batches by itself unless it is told not to.
         fusion = "none" if arguments.get("foreach") is False else "foreach"
     if arguments.get("fused") is True:

@@ -41,6 +41,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     adapter = _adapter(keys)
     _check_methods(keys, has_adapters=bool(adapter))
     optimizer = transformers_keys.optimizer(keys, "optim", has_adapters=bool(adapter))
+    if keys.flag("use_muon"):
+        optimizer = {"optimizer": "muon", "optimizer_fusion": "none"}
     config: dict[str, Any] = {
         "precision": _precision(keys, bool(adapter), shared.precision),
         "checkpointing": "none" if keys.flag("disable_gradient_checkpointing") else "block",
@@ -99,7 +101,7 @@ def _precision(keys: KeysOfFile, has_adapters: bool, shared: str | None) -> str:
 
 def _check_methods(keys: KeysOfFile, *, has_adapters: bool) -> None:
     """Raise InvalidInput for a method of its own whose state decides the memory."""
-    for key in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"):
+    for key in ("use_galore", "use_apollo", "use_badam", "use_adam_mini"):
         if keys.flag(key) and not has_adapters:
             raise keys.cannot_train(
                 key,

@@ -23,25 +23,36 @@ OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     "ao_adamw_8bit": ("adamw-8bit", "none"),
     "adamw_bnb_8bit": ("adamw-8bit", "none"),
     "adamw_8bit": ("adamw-8bit", "none"),
+    "adamw_torch_4bit": ("adamw-4bit", "none"),
+    "ao_adamw_4bit": ("adamw-4bit", "none"),
     "ao_adamw_fp8": ("adamw-fp8", "none"),
     "paged_adamw_32bit": ("paged-adamw", "none"),
     "paged_adamw": ("paged-adamw", "none"),
     "paged_adamw_8bit": ("paged-adamw-8bit", "none"),
     "adafactor": ("adafactor-fixed-rate", "none"),
     "sgd": ("sgd", "foreach"),
+    "muon": ("muon", "none"),
+    "apollo_adamw": ("apollo", "none"),
 }
 """{name: optimizer and fusion}. On CUDA, where these trainers run, torch batches by itself."""
+_BY_TORCHAO = "adamw-8bit is torchao's, with as many bytes as that of bitsandbytes"
+_OF_ANOTHER_KIND = {
+    "adamw_bnb_8bit": _BY_TORCHAO,
+    "adamw_8bit": _BY_TORCHAO,
+    "apollo_adamw": "apollo of trials has rank 256, or a quarter of a matrix' shorter side",
+    "muon": "muon of trials scales updates as arXiv:2502.16982 does, so that its rate is another",
+}
 OTHER_OPTIMIZERS = (
-    *("adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision", "adamw_torch_4bit"),
+    *("adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision"),
     *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "adagrad"),
     *("lion_8bit", "lion_32bit", "paged_lion_32bit", "paged_lion_8bit", "lomo", "adalomo"),
     *("rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "stable_adamw"),
     *("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise"),
-    *("galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "apollo_adamw"),
+    *("galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"),
     *("apollo_adamw_layerwise", "grokadamw", "schedule_free_radam", "schedule_free_adamw"),
     "schedule_free_sgd",
     # axolotl's own: axolotl 0.19.0, src/axolotl/utils/schemas/enums.py.
-    *("optimi_adamw", "ao_adamw_4bit", "adopt_adamw", "adamc", "came_pytorch", "muon", "dion"),
+    *("optimi_adamw", "adopt_adamw", "adamc", "came_pytorch", "dion"),
     *("sinkgd", "polora", "flash_adamw", "flash_adam", "flash_sgd", "flash_sgdw", "flash_lion"),
     "q_galore_adamw8bit",
 )
@@ -82,8 +93,7 @@ def optimizer(keys: KeysOfFile, key: str, *, has_adapters: bool) -> dict[str, An
     if name in OPTIMIZERS:
         chosen, fusion = OPTIMIZERS[name]
     elif name in OTHER_OPTIMIZERS and has_adapters:
-        is_small = "8bit" in name or "4bit" in name
-        chosen, fusion = ("adamw-8bit" if is_small else "adamw", "none")
+        chosen, fusion = ("adamw-8bit" if "8bit" in name else "adamw", "none")
         keys.refuse(key, f"trials have {chosen}, whose state is small beside frozen weights")
     else:
         otherwise = f"save a copy of the file with one of {', '.join(OPTIMIZERS)}"
@@ -93,8 +103,8 @@ def optimizer(keys: KeysOfFile, key: str, *, has_adapters: bool) -> dict[str, An
             "autotune has no such optimizer, and its state decides the memory",
             hint=otherwise if name in known else suggestion(name, known, otherwise=otherwise),
         )
-    if name in ("adamw_bnb_8bit", "adamw_8bit"):
-        keys.refuse(key, "adamw-8bit is torchao's, with as many bytes as that of bitsandbytes")
+    if name in _OF_ANOTHER_KIND:
+        keys.refuse(key, _OF_ANOTHER_KIND[name])
     arguments = str(keys["optim_args"] or "")
     if chosen == "sgd" and "momentum" not in arguments:
         keys.refuse(key, "sgd of trials has a momentum, as large as what is trained")

@@ -50,12 +50,13 @@ from autotune.predictor.one_device import as_if_on, without_a_trace
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.checkpointing import recompute
 from autotune.shipped.granularity import Kept, recompute_but
+from autotune.shipped.matrices import matrices_apart
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer
 from autotune.spec.prediction import Category, Prediction
-from autotune.techniques.optimizer import make_optimizer
+from autotune.techniques.optimizer import Parameters, make_optimizer
 
 _MOST_CALLS = 16
 """Until every optimizer has made a step: one may step once in several calls."""
@@ -362,11 +363,18 @@ class FakeUserTraining(FakeRun):
         """Returns an optimizer of that name, which updates as torch does by default."""
         is_batched = self.is_cuda and OPTIMIZERS[name].has_fusion("foreach")
         return make_optimizer(
-            self._trained(),
+            self._parameters_for(name),
             name,
             fusion="foreach" if is_batched else "none",
             learning_rate=_LEARNING_RATE,
         )
+
+    def _parameters_for(self, name: Optimizer) -> Parameters:
+        of_matrices = OPTIMIZERS[name].of_matrices
+        if not of_matrices:
+            return self._trained()
+        models = self._models.values()
+        return [group for model in models for group in matrices_apart(model, of_matrices)]
 
     def _trained(self) -> list[nn.Parameter]:
         models = self._models.values()

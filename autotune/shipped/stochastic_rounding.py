@@ -51,7 +51,7 @@ class StochasticallyRounded(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         make_optimizer: MakeOptimizer,
         *,
         learning_rate: float,
@@ -60,6 +60,7 @@ class StochasticallyRounded(torch.optim.Optimizer):
         self._index_of: dict[Tensor, int] = {}
         super().__init__(parameters, {"lr": learning_rate})
         self._inner = make_optimizer([nn.Parameter(torch.zeros(1))])
+        self._settings = self._inner.param_groups[0]
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -72,7 +73,7 @@ class StochasticallyRounded(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            self._inner.param_groups[0]["lr"] = group["lr"]
+            self._inner.param_groups = [{**self._settings, **group, "params": []}]
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter)

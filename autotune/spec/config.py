@@ -999,7 +999,7 @@ RULES = (
     ),
     Rule(
         ("optimizer", "offload"),
-        lambda c, _: c["offload"] != "none" and bool(_facts(c).state_form),
+        lambda c, _: c["offload"] != "none" and bool(_facts(c).state_form or _facts(c).of_matrices),
         "{optimizer} saves memory of the device, where offload {offload} has no optimizer state",
         "use optimizer adamw, or offload none",
     ),

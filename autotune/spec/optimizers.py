@@ -16,7 +16,7 @@ bits, parameters with fewer than 4,096 elements have the same state as in adamw.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Optimizer = Literal[
@@ -28,7 +28,15 @@ Optimizer = Literal[
     "paged-adamw",
     "paged-adamw-8bit",
     "adamw-fp8",
+    "adamw-4bit",
+    "adamw-bf16",
+    "muon",
+    "apollo",
+    "apollo-mini",
 ]
+
+
+_SHIPPED = "autotune.shipped."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,9 @@ class OptimizerFacts:
     class_path: str
     settings: Mapping[str, Any]
     """What it updates with in trials: the arguments of the class, without the learning rate."""
+    of_matrices: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the group of parameters that has the matrices of the blocks, for an optimizer
+    that treats them apart."""
     has_settings_in_code: bool = False
     """Whether the class has these settings without an argument for them."""
     rates: Rates | str
@@ -86,6 +97,17 @@ class OptimizerFacts:
         return None if package in ("torch", "autotune") else package
 
     @property
+    def is_ours(self) -> bool:
+        """Whether its class is in `autotune.shipped`, and in no package."""
+        return self.module.startswith(_SHIPPED)
+
+    @property
+    def shipped_modules(self) -> tuple[str, ...]:
+        """The modules of `autotune.shipped` that an export needs to make it."""
+        own = (self.module.removeprefix(_SHIPPED),) if self.is_ours else ()
+        return (*own, "matrices") if self.of_matrices else own
+
+    @property
     def arguments(self) -> Mapping[str, Any]:
         """The settings that must be passed to the class."""
         return {} if self.has_settings_in_code else self.settings
@@ -102,6 +124,7 @@ class OptimizerFacts:
         return fusion in self.fusions or fusion not in ("foreach", "kernel")
 
 
+_APOLLO: Mapping[str, Any] = {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-6}
 _ADAMW: Mapping[str, Any] = {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
@@ -186,6 +209,53 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
         state_form="in fp8",
         way_of_updating="compiles its own kernel for each parameter",
         compiles_update=True,
+    ),
+    # arXiv:2309.01507: two numbers in a byte, and a scale for 128.
+    "adamw-4bit": OptimizerFacts(
+        class_path="torchao.optim.AdamW4bit",
+        settings=_ADAMW,
+        rates="adamw",
+        state=0.25,
+        state_form="in 4 bits",
+        way_of_updating="compiles its own kernel for each parameter",
+        compiles_update=True,
+    ),
+    "adamw-bf16": OptimizerFacts(
+        class_path="autotune.shipped.adamw_bf16.AdamWBf16",
+        settings=_ADAMW,
+        rates="adamw",
+        state=1.0,
+        state_form="in bf16",
+        way_of_updating="updates one parameter after the other",
+        updates_parts=True,
+    ),
+    # arXiv:2502.16982 scales an update to the size of AdamW's, so that it has AdamW's rate.
+    "muon": OptimizerFacts(
+        class_path="autotune.shipped.muon.MuonWithAdamW",
+        settings={"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8},
+        of_matrices={"momentum": 0.95},
+        rates=Rates(from_scratch=2e-3, from_scratch_on_cuda=6e-4, fine_tuning=2e-5),
+        state=1.0,
+        way_of_updating="updates one parameter after the other",
+    ),
+    # The rates of the authors: 1e-2 for trainings from scratch of 60 M to 7 B parameters, and 1e-5
+    # in LLaMA-Factory's example. 256 is their rank for 1 B and 7 B; the state is that
+    # of matrices with a side of 2,048.
+    "apollo": OptimizerFacts(
+        class_path="autotune.shipped.apollo.Apollo",
+        settings=_APOLLO,
+        of_matrices={"rank": 256, "scale": 1.0, "scales_channels": True},
+        rates=Rates(from_scratch=1e-2, from_scratch_on_cuda=1e-2, fine_tuning=1e-5),
+        state=0.25,
+        way_of_updating="updates one parameter after the other",
+    ),
+    "apollo-mini": OptimizerFacts(
+        class_path="autotune.shipped.apollo.ApolloMini",
+        settings=_APOLLO,
+        of_matrices={"rank": 1, "scale": 128.0, "scales_channels": False},
+        rates="apollo",
+        state=0.05,
+        way_of_updating="updates one parameter after the other",
     ),
 }
 

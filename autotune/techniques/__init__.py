@@ -38,6 +38,7 @@ from autotune.techniques import (
 )
 from autotune.techniques.deepspeed_engine import UpdateByEngine
 from autotune.techniques.extras import missing_package
+from autotune.techniques.optimizer import trained_parameters
 from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updater
 from autotune.techniques.requirements import check_parts
 from autotune.techniques.sharding import DataParallel
@@ -150,7 +151,7 @@ def apply_techniques(
         )
     devices = sharding.shard(parts, config, mesh=mesh, device=device, placement=placement)
     # Wrapping a module does not replace its parameters, but dividing them does.
-    parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    parameters = trained_parameters(parts.model, config.optimizer)
     if split is not None:
         split.follow({name: placement.current(one) for name, one in loaded.items()})
     optimizer: torch.optim.Optimizer | None = None
@@ -158,7 +159,7 @@ def apply_techniques(
         optimizer = sharding.divide_state(rule, parameters, group=devices.group)
     elif config.offload == "optimizer":
         if device.type == "cuda":  # a prediction takes nothing of this host
-            pinned_memory.check_host_memory(config, parameters)
+            pinned_memory.check_host_memory(config, parts.model.parameters())
         optimizer = offload.StateOnHost(parameters, rule)
         rule = offload.rule_after_backward(rule)
     updater = make_updater(

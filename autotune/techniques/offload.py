@@ -23,7 +23,7 @@ https://github.com/pytorch/ao/blob/main/torchao/optim/cpu_offload.py,
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import IllegalConfiguration
+from autotune.techniques.optimizer import Parameters
 from autotune.techniques.optimizer_fusion import UpdateRule
 
 SMALLEST_ELEMENTS = 4096
@@ -40,7 +41,7 @@ SMALLEST_ELEMENTS = 4096
 class StateOnHost(torch.optim.Optimizer):
     """An optimizer of the weights on the device, whose state and update are on the host."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rule: UpdateRule) -> None:
+    def __init__(self, parameters: Parameters, rule: UpdateRule) -> None:
         super().__init__(parameters, {"lr": rule.learning_rate})
         self._rule = rule
         self._on_host = optimizer_on_host(

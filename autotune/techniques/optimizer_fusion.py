@@ -11,7 +11,7 @@ If the workload specifies it, gradients are clipped by the norm of all of them t
 (arXiv:1211.5063), which is not possible with a step in backward.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from autotune.shipped.stochastic_rounding import StochasticallyRounded
 from autotune.spec.config import OptimizerFusion
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer
 from autotune.system.build_tools import why_no_compilation
-from autotune.techniques.optimizer import make_optimizer
+from autotune.techniques.optimizer import Parameters, make_optimizer
 from autotune.techniques.tensor_parallel import TensorParallel
 
 
@@ -133,7 +133,7 @@ class UpdateRule:
     seed: int = 0
     """Seed of the noise of stochastic rounding."""
 
-    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
         """Returns the optimizer for `parameters`."""
         if not self.rounds_stochastically:
             return self._make_plain_optimizer(parameters)
@@ -144,14 +144,14 @@ class UpdateRule:
             seed=self.seed,
         )
 
-    def _make_plain_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def _make_plain_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
         return make_optimizer(
             parameters, self.optimizer, fusion=self.fusion, learning_rate=self.learning_rate
         )
 
 
 def make_updater(
-    parameters: Sequence[nn.Parameter],
+    parameters: Parameters,
     rule: UpdateRule,
     *,
     optimizer: torch.optim.Optimizer | None = None,

@@ -15,6 +15,7 @@ from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.techniques import attention, kernels, tensor_parallel
 from autotune.techniques.adapter import missing_layers, saved_modules
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
@@ -67,7 +68,7 @@ def missing_blocks(choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, 
     """Returns which of `choices` need blocks, {technique: {value: reason}}."""
     without = ModelParts(model=nn.Module())
     found: dict[str, dict[str, str]] = {}
-    for technique in ("checkpointing", "compile", "offload", "sharding"):
+    for technique in ("checkpointing", "compile", "optimizer", "offload", "sharding"):
         for value in choices.get(technique, ()):
             reason = _missing_part(without, technique, value)
             if reason:
@@ -115,6 +116,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return "it moves the weights of one block after the other, and the model has no blocks"
         case ("sharding", "zero2" | "zero3" | "hsdp") if parts.blocks_owner is None:
             return "it gathers the weights of a block at a time, and the model has no blocks"
+        case ("optimizer", name) if OPTIMIZERS[name].of_matrices and parts.blocks_owner is None:
+            return "it updates the matrices of blocks in another way, and the model has no blocks"
         case ("checkpointing", "attention") if parts.attention_name is None:
             return "no attention was found in the model's blocks"
         case ("checkpointing", "sqrt") if parts.blocks_are_called_alike is None:

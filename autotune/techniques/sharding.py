@@ -50,6 +50,7 @@ from autotune.shipped.gloo import use_gloo
 from autotune.shipped.replication import GradientBuckets, replicate
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
 from autotune.techniques import base_weights
+from autotune.techniques.optimizer import Parameters
 from autotune.techniques.optimizer_fusion import UpdateRule
 from autotune.techniques.pinned_memory import check_host_memory
 from autotune.techniques.tensor_parallel import TensorParallel
@@ -333,7 +334,7 @@ def _divide(
 
 
 def divide_state(
-    rule: UpdateRule, parameters: list[nn.Parameter], *, group: Any
+    rule: UpdateRule, parameters: Parameters, *, group: Any
 ) -> ZeroRedundancyOptimizer:
     """Returns the optimizer of `rule` with the parameters divided among the devices.
 

@@ -222,6 +222,7 @@ NAMED: dict[str, tuple[str, dict[str, object]]] = {
         {"scale_parameter": False, "relative_step": False},
     ),
     "adamw-8bit": ("torchao.optim.adam", {"bf16_stochastic_round": False}),
+    "adamw-4bit": ("torchao.optim.adam", {"bf16_stochastic_round": False}),
     "paged-adamw": ("bitsandbytes.optim.adamw", {"is_paged": True, "optim_bits": 32}),
     "paged-adamw-8bit": ("bitsandbytes.optim.adamw", {"is_paged": True, "optim_bits": 8}),
 }

@@ -32,7 +32,7 @@ EAGER = {
     },
     **{
         f"optimizer {value}": {"optimizer": value}
-        for value in ("adafactor", "sgd", "adafactor-fixed-rate")
+        for value in ("adafactor", "sgd", "adafactor-fixed-rate", "adamw-bf16", "muon")
     },
     "fusion foreach": {"optimizer_fusion": "foreach"},
     "micro batches of 2, math": {"micro_batch_size": 2, "attention": "math"},
@@ -45,6 +45,8 @@ EAGER = {
 }
 ALONE = {
     "bf16-stochastic": {"precision": "bf16-stochastic"},
+    "apollo, bf16-stochastic": {"precision": "bf16-stochastic", "optimizer": "apollo"},
+    "apollo-mini in backward": {"optimizer": "apollo-mini", "optimizer_fusion": "backward"},
     **{f"checkpointing {value}": {"checkpointing": value} for value in ("every-4", "block")},
     **{f"fusion {value}": {"optimizer_fusion": value} for value in ("kernel", "backward")},
     "micro batches of 1": {"micro_batch_size": 1},

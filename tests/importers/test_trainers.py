@@ -92,7 +92,21 @@ def test_frozen_weights_beside_adapters_in_fp16_are_in_fp16(trainer, keys, tmp_p
     assert (config["precision"], config["base_weights"]) == ("fp16-mixed", "fp16")
 
 
-@pytest.mark.parametrize("key", ["use_galore", "use_badam", "use_muon", "use_adam_mini"])
+def test_muon_of_llamafactory_is_that_of_trials(tmp_path):
+    found = _import("llamafactory", tmp_path, use_muon=True, optim="adamw_torch")
+    assert found.config["optimizer"] == "muon"
+    assert found.config["optimizer_fusion"] == "none"
+    assert not {"use_muon", "optim"} & {one.key for one in found.not_taken}
+
+
+def test_optimizers_that_differ_in_a_number_are_taken_over_with_what_differs(tmp_path):
+    for name, taken in {"muon": "muon", "apollo_adamw": "apollo"}.items():
+        found = _import("axolotl", tmp_path, optimizer=name)
+        assert found.config["optimizer"] == taken
+        assert "optimizer" in {one.key for one in found.not_taken}
+
+
+@pytest.mark.parametrize("key", ["use_galore", "use_badam", "use_apollo", "use_adam_mini"])
 def test_a_method_of_llamafactory_whose_state_decides_the_memory_is_one_sentence(key, tmp_path):
     with pytest.raises(InvalidInput, match="its state decides the memory"):
         _import("llamafactory", tmp_path, **{key: True})
@@ -343,11 +357,11 @@ def test_cut_cross_entropy_is_on_where_its_plugin_is(tmp_path):
 
 def test_an_optimizer_that_autotune_lacks_is_another_one_beside_adapters_alone(tmp_path):
     lora = {"adapter": "lora", "lora_target_linear": True}
-    found = _import("axolotl", tmp_path, optimizer="adamw_torch_4bit", **lora)
+    found = _import("axolotl", tmp_path, optimizer="galore_adamw_8bit", **lora)
     assert found.config["optimizer"] == "adamw-8bit"
     assert "optimizer" in {one.key for one in found.not_taken}
     with pytest.raises(InvalidInput, match="its state decides the memory"):
-        _import("axolotl", tmp_path, optimizer="adamw_torch_4bit")
+        _import("axolotl", tmp_path, optimizer="galore_adamw_8bit")
     with pytest.raises(InvalidInput, match="adamw_trch") as error:
         _import("axolotl", tmp_path, optimizer="adamw_trch", **lora)
     assert "adamw_torch" in str(error.value.hint)

@@ -39,7 +39,9 @@ def test_a_rate_for_an_adapter_changes_no_other_rate():
     assert workload.learning_rate_of("sgd", "lora") == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw", "paged-adamw-8bit"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw-8bit", "adamw-bf16", "paged-adamw", "paged-adamw-8bit"]
+)
 def test_adamw_has_one_rate_however_its_state_is_stored(optimizer):
     assert learning_rate_of({"adamw": 5e-4}, optimizer, "none") == 5e-4
     assert learning_rate_of({"adamw": 5e-4, "lora/adamw": 1e-3}, optimizer, "lora") == 1e-3

@@ -27,6 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp, accumulated": {"sharding": "ddp", "micro_batch_size": 2},
     "zero1": {"sharding": "zero1"},
     "zero1, foreach": {"sharding": "zero1", "optimizer_fusion": "foreach"},
+    "zero1, muon": {"sharding": "zero1", "optimizer": "muon"},
+    "ddp, apollo": {"sharding": "ddp", "optimizer": "apollo"},
+    "zero3, adamw-bf16": {"sharding": "zero3", "optimizer": "adamw-bf16"},
     "zero2": {"sharding": "zero2"},
     "zero3": {"sharding": "zero3"},
     "zero3, accumulated": {"sharding": "zero3", "micro_batch_size": 1},
@@ -195,7 +198,10 @@ def alone(weights):
         return train(config, workload(ranks=1), weights)[0]
 
     return lambda config: losses(
-        precision=config.precision, adapter=config.adapter, base_weights=config.base_weights
+        precision=config.precision,
+        optimizer=config.optimizer,
+        adapter=config.adapter,
+        base_weights=config.base_weights,
     )
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from autotune.shipped.stochastic_rounding import StochasticallyRounded, round_to_bf16
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.techniques.optimizer import make_optimizer
 
 BETWEEN_BF16 = 2**-7
@@ -120,7 +121,9 @@ def test_the_noise_does_not_change_the_models_random_numbers():
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd", "adafactor-fixed-rate"])
+@pytest.mark.parametrize(
+    "optimizer", [name for name, facts in OPTIMIZERS.items() if not facts.state_form]
+)
 def test_every_optimizer_learns_with_it(optimizer, losses_of):
     losses = losses_of(steps=24, optimizer=optimizer, precision="bf16-stochastic")
     assert losses[-1] < losses[0] - 0.1

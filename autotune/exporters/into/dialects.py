@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from autotune.exporters import TARGETS
-from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK
+from autotune.exporters.bundle import BLOCKS, CALLBACK, OPTIMIZER_FILES
 from autotune.exporters.export import Export
 from autotune.exporters.into.edited import KeyPath
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -372,7 +372,7 @@ DIALECTS: Mapping[str, Dialect] = {
         write=_exporter("lightning", "2"),
         file="lightning.yaml",
         respelled=_lightning_keys,
-        leaves_out=(CALLBACK, BLOCKS, ADAFACTOR),
+        leaves_out=(CALLBACK, BLOCKS, *OPTIMIZER_FILES),
         otherwise=": --to lightning writes a callback for it",
         command=AS_BEFORE,
     ),

@@ -4,6 +4,8 @@ The order is that of `autotune/techniques/__init__.py`. Techniques that the conf
 use are omitted.
 """
 
+from collections import defaultdict
+
 from autotune.exporters.adapters import (
     is_quantized,
     saved_dtype,
@@ -13,10 +15,11 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import imported_optimizer
+from autotune.exporters.script_lines import imported_optimizer, parameters_of
 from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.workload import Workload
 
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixed": "torch.float16"}
@@ -135,11 +138,11 @@ def technique_modules(config: TrainingConfig) -> list[str]:
         "fp8": config.precision == "fp8",
         "fused_adapters": config.adapter_kernels == "fused",
         "activation_offload": config.activation_offload == "cpu",
-        "adafactor_fixed_rate": config.optimizer == "adafactor-fixed-rate",
         "stochastic_rounding": config.precision == "bf16-stochastic",
         "step_in_backward": config.optimizer_fusion == "backward",
     }
-    return [module for module, is_needed in needed.items() if is_needed]
+    modules = [module for module, is_needed in needed.items() if is_needed]
+    return [*modules, *OPTIMIZERS[config.optimizer].shipped_modules]
 
 
 def _modules_of_scripts(config: TrainingConfig) -> list[str]:
@@ -230,16 +233,16 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
 
 
 def _optimizer(recipe: Recipe) -> list[Part]:
-    """Returns the definitions of `make_optimizer(parameters)` and of `Updater`, which uses it."""
+    """Returns the definitions of `make_optimizer` and of `Updater`, which uses it."""
     config = recipe.config
     is_divided = config.sharding == "zero1"
     name = "make_part" if is_divided else "make_optimizer"
     if config.precision == "bf16-stochastic":
-        parts = [_make_optimizer(recipe, name="make_unrounded"), _rounded(name)]
+        parts = [_make_optimizer(recipe, name="make_unrounded"), _rounded(recipe, name)]
     else:
         parts = [_make_optimizer(recipe, name=name)]
     if is_divided:
-        parts.append(code(_DIVIDED))
+        parts.append(code(_DIVIDED.format(parameters=parameters_of(recipe))))
     if config.optimizer_fusion == "backward":
         return [*parts, shipped("script.update_in_backward")]
     parts.append(code(f"GRADIENT_CLIPPING: float | None = {recipe.workload.gradient_clipping}"))
@@ -255,20 +258,31 @@ def _make_optimizer(recipe: Recipe, *, name: str) -> Part:
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
     return code(
         f"{import_class}\nimport torch\nfrom torch import nn\n\n"
-        f"def {name}(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
-        f"    return {kind}(\n        parameters,\n{arguments}    )"
+        f"def {name}({_ARGUMENTS[name]}) -> torch.optim.Optimizer:\n"
+        f"    return {kind}(\n        {_updated(recipe, name)},\n{arguments}    )"
     )
 
 
-def _rounded(name: str) -> Part:
+_ARGUMENTS = defaultdict(
+    lambda: "parameters: list[nn.Parameter]",
+    make_optimizer="parameters: list[nn.Parameter], model: nn.Module",
+)
+"""{function: its arguments}: one that makes an optimizer inside of another gets parts of them."""
+
+
+def _updated(recipe: Recipe, name: str) -> str:
+    return parameters_of(recipe) if name == "make_optimizer" else "parameters"
+
+
+def _rounded(recipe: Recipe, name: str) -> Part:
     return code(f"""
 import torch
 from torch import nn
 from autotune.shipped.stochastic_rounding import StochasticallyRounded
 
-def {name}(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def {name}({_ARGUMENTS[name]}) -> torch.optim.Optimizer:
     return StochasticallyRounded(
-        parameters, make_unrounded, learning_rate=LEARNING_RATE, seed=SEED
+        {_updated(recipe, name)}, make_unrounded, learning_rate=LEARNING_RATE, seed=SEED
     )
 """)
 
@@ -279,7 +293,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-def make_optimizer(parameters: list[nn.Parameter]) -> ZeroRedundancyOptimizer:
+def make_optimizer(parameters: list[nn.Parameter], model: nn.Module) -> ZeroRedundancyOptimizer:
     """Returns an optimizer whose parameters are divided among the ranks: ZeRO's first stage.
 
     Each rank updates its own and sends them to the others.
@@ -288,5 +302,5 @@ def make_optimizer(parameters: list[nn.Parameter]) -> ZeroRedundancyOptimizer:
     def make(parameters: Any, **defaults: Any) -> torch.optim.Optimizer:
         return make_part(parameters)
 
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=make, lr=LEARNING_RATE)
+    return ZeroRedundancyOptimizer({parameters}, optimizer_class=make, lr=LEARNING_RATE)
 '''

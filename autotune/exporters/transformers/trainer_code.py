@@ -22,7 +22,7 @@ from autotune.exporters.pytorch.techniques import (
     technique_modules,
 )
 from autotune.exporters.recipe import Recipe, in_docstring
-from autotune.exporters.script_lines import imported_optimizer
+from autotune.exporters.script_lines import imported_optimizer, parameters_of
 from autotune.exporters.transformers.training_script import arguments_of_sequences
 from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.workload import Workload
@@ -388,11 +388,12 @@ def _make_optimizer(recipe: Recipe) -> Part:
 
     return {rounded}"""
     return code(f'''from collections.abc import Sequence
+from typing import Any
 import torch
 from torch import nn
 
 def make_optimizer(
-    parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float
+    parameters: Sequence[Any], *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
     """Makes the trial's optimizer."""
 {imports}{body}''')
@@ -432,7 +433,8 @@ class AutotuneTrainer(Trainer):
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
             return super().create_optimizer(*args)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        model = self.model
+        parameters = {parameters}
         {optimizer}
         return self.optimizer
 
@@ -456,6 +458,7 @@ class AutotuneTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler'''
 
+_TRAINED = "[parameter for parameter in model.parameters() if parameter.requires_grad]"
 _WATCH = """
         if watch is not None:
             watch(self, TRIAL)"""
@@ -518,6 +521,7 @@ _IMPORT_OF_PROMISE = (
 def _trainer(recipe: Recipe) -> Part:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
+    text = text.replace("{parameters}", parameters_of(recipe, otherwise=_TRAINED))
     text = text.replace("{promise}", _WATCH if is_promised(recipe) else "")
     if recipe.workload.script is None and not recipe.workload.has_loss_of_tokens:
         text += _OWN_LOSS

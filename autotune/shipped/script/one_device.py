@@ -35,7 +35,7 @@ class Training:
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
-        self.updater = Updater(list(self.parameters.values()))
+        self.updater = Updater(list(self.parameters.values()), self.model)
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:

@@ -34,7 +34,7 @@ class Training:
         mesh = init_device_mesh(DEVICE, (rank.size,), mesh_dim_names=("shards",))
         self.module: Any = replicate(self.model, mesh=mesh, device=torch.device(DEVICE))
         self.buckets = GradientBuckets(self.module, reduced_in=GRADIENTS_ADDED_UP_IN)
-        self.updater = Updater(list(self.parameters.values()))
+        self.updater = Updater(list(self.parameters.values()), self.model)
         seed_generators(SEED)
         torch.manual_seed(SEED + 1 + rank.index)  # each rank drops other activations
 

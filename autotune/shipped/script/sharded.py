@@ -40,7 +40,7 @@ class Training:
             name: getattr(module, attribute) for name, (module, attribute) in owners.items()
         }
         """By their names before techniques wrap parts of the model."""
-        self.updater = Updater(list(self.parameters.values()))
+        self.updater = Updater(list(self.parameters.values()), self.model)
         seed_generators(SEED)
         torch.manual_seed(SEED + 1 + rank.index)  # each rank drops other activations
 

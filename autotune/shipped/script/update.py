@@ -9,9 +9,9 @@ from autotune.shipped.script.written import GRADIENT_CLIPPING, make_optimizer
 class Updater:
     """Updates all parameters once the gradients of a global batch are complete."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], model: nn.Module) -> None:
         self.parameters = parameters
-        self.optimizer = make_optimizer(parameters)
+        self.optimizer = make_optimizer(parameters, model)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate)

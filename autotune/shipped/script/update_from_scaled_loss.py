@@ -10,9 +10,9 @@ from autotune.shipped.script.written import DEVICE, GRADIENT_CLIPPING, make_opti
 class Updater:
     """Updates all parameters once the gradients of a global batch are complete."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], model: nn.Module) -> None:
         self.parameters = parameters
-        self.optimizer = make_optimizer(parameters)
+        self.optimizer = make_optimizer(parameters, model)
         self.scaler = torch.amp.GradScaler(DEVICE)
 
     def set_learning_rate(self, learning_rate: float) -> None:

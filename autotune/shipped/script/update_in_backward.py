@@ -10,8 +10,8 @@ from autotune.shipped.step_in_backward import step_in_backward
 class Updater:
     """Updates each parameter during the backward pass, as soon as its gradient is complete."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.optimizer = step_in_backward(make_optimizer(parameters))
+    def __init__(self, parameters: list[nn.Parameter], model: nn.Module) -> None:
+        self.optimizer = step_in_backward(make_optimizer(parameters, model))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate)

@@ -177,12 +177,19 @@ def _values(
     return [value for value in values if value not in (current, "none", "full")]
 
 
+MOST_OPTIMIZERS = 5
+"""As many optimizers are predicted as alternatives: each takes a prediction."""
+
+
 def _with_least_state(optimizers: Sequence[str]) -> list[str]:
-    """Returns the optimizer with the least state of each algorithm, and the least paged one."""
+    """Returns the optimizer with the least state of each algorithm, and the least paged one.
+
+    Of more than `MOST_OPTIMIZERS` they are those with the least state.
+    """
     least: dict[tuple[str, bool], str] = {}
     for name in sorted(optimizers, key=lambda name: OPTIMIZERS[name].state):
         least.setdefault((algorithm_of(name), OPTIMIZERS[name].is_paged), name)
-    return list(least.values())
+    return list(least.values())[:MOST_OPTIMIZERS]
 
 
 def _optimizer_bytes(prediction: Prediction) -> int:

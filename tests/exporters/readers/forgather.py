@@ -13,6 +13,7 @@ from tests.exporters.readers.named_rates import schedule_named
 OPTIMIZERS = {
     "torch:optim.AdamW": ("adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),
     "torchao.optim:AdamW8bit": ("adamw-8bit", {"betas": [0.9, 0.999], "eps": 1e-8}),
+    "torchao.optim:AdamW4bit": ("adamw-4bit", {"betas": [0.9, 0.999], "eps": 1e-8}),
     "torchao.optim:AdamWFp8": ("adamw-fp8", {"betas": [0.9, 0.999], "eps": 1e-8}),
     "bitsandbytes.optim:PagedAdamW": ("paged-adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),
     "bitsandbytes.optim:PagedAdamW8bit": (

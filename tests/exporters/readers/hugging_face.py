@@ -27,6 +27,8 @@ from transformers import (
 )
 from transformers.masking_utils import AttentionMaskInterface
 
+from tests.exporters.readers.optimizers import BY_CLASS
+
 LAYERS = 4
 SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
 _TEMPORARY = tempfile.TemporaryDirectory(prefix="autotune_readers_")  # goes with the process
@@ -143,12 +145,7 @@ def schedule_by_arguments(args):
 def optimizer_by_arguments(args):
     """By what transformers makes of them, where nothing said means torch's own choice on CUDA."""
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-    known = {
-        "AdamW": "adamw",
-        "SGD": "sgd",
-        "AdamW8bit": "adamw-8bit",
-        "Adafactor": "adafactor-fixed-rate",
-    }
+    known = {**BY_CLASS, "Adafactor": "adafactor-fixed-rate"}
     if kind.__module__.startswith("bitsandbytes."):
         assert settings["is_paged"]
         bits = settings["optim_bits"]

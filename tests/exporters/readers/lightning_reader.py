@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
+from autotune.exporters.bundle import BLOCKS, CALLBACK, OPTIMIZER_FILES, shipped_text
 from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.promise import OF_LIGHTNING
 from tests.exporters.readers import imported
@@ -101,6 +101,6 @@ def made_parser():
 def provide_shipped():
     """Makes the shipped modules importable by the names they have beside a script."""
     folder = Path(tempfile.mkdtemp())
-    for name in (CALLBACK, BLOCKS, ADAFACTOR, OF_LIGHTNING):
+    for name in (CALLBACK, BLOCKS, *OPTIMIZER_FILES, OF_LIGHTNING):
         (folder / name).write_text(shipped_text(name))
     sys.path.append(str(folder))

@@ -225,7 +225,7 @@ def _clipping(script):
     """The norm that a gradient of norm 1,000 is scaled down to."""
     parameter = nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 500.0)
-    updater = script.Updater([parameter])
+    updater = script.Updater([parameter], nn.ParameterList([parameter]))
     if hasattr(updater, "scaler"):
         parameter.grad *= updater.scale(torch.ones(())).item()
     optimizer = updater.optimizer

@@ -101,7 +101,7 @@ def optimizer_of(optimizer, *, adafactor="adafactor"):
     in_backward = type(optimizer).__name__ == "SteppedInBackward"
     inner = optimizer._single if in_backward else optimizer
     inner = inner._inner if type(inner).__name__ == "StochasticallyRounded" else inner
-    [group] = inner.param_groups
+    group, *_ = inner.param_groups
     fusion = {(False, False): "none", (True, False): "foreach", (False, True): "kernel"}[
         group.get("foreach", False) or False, group.get("fused", False) or False
     ]
@@ -116,7 +116,7 @@ def optimizer_of(optimizer, *, adafactor="adafactor"):
 def rates_of(trainer):
     """The schedule by the rates of all steps, not by its name."""
     scheduler = trainer.create_scheduler(trainer.args.max_steps)
-    [share], [rate] = scheduler.lr_lambdas, scheduler.base_lrs
+    share, rate = scheduler.lr_lambdas[0], scheduler.base_lrs[0]
     shares = [share(step) for step in range(trainer.args.max_steps + 1)]
     warmup_steps = round(1 / shares[0])
     assert shares[:warmup_steps] == [(step + 1) / warmup_steps for step in range(warmup_steps)]
