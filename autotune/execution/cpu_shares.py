@@ -101,6 +101,16 @@ def check_ranks_on_cpu(count: int, *, trials: int = 1, cores: int | None = None)
         )
 
 
+def check_is_one_node(nodes: int) -> None:
+    """Raise InvalidInput for a trial on several nodes, where trials run on this machine."""
+    if nodes > 1:
+        raise InvalidInput(
+            f"a trial on {nodes} nodes needs a Ray cluster, and this one would run on this machine",
+            hint="give its address with --ray, such as --ray auto, or leave --nodes-per-trial out; "
+            "autotune predict needs no nodes",
+        )
+
+
 def check_system_for_ranks(count: int) -> None:
     """Raise InvalidInput where this system has no file in memory, through which ranks meet."""
     if not hasattr(os, "memfd_create"):

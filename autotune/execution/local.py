@@ -18,7 +18,11 @@ from typing import Any, Self, TypeVar
 
 from autotune.errors import AutotuneError, InvalidInput, ProcessEnded, Stopped, TrialLost
 from autotune.execution.compile_cache import CompilerCaches
-from autotune.execution.cpu_shares import check_ranks_on_cpu, check_system_for_ranks
+from autotune.execution.cpu_shares import (
+    check_is_one_node,
+    check_ranks_on_cpu,
+    check_system_for_ranks,
+)
 from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
 from autotune.execution.flow import POLL_SECONDS, Flow, Pause, result_of
 from autotune.execution.in_turn import RunInTurn, TimedInTurn, TrainingInTurn, time_in_turn
@@ -394,12 +398,14 @@ class LocalExecutor:
         with self.slot_on(device):
             return self.run(task)
 
-    def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
+    def use_devices_from(self, first: DeviceInfo, *, count: int, nodes: int = 1) -> None:
         """From now on, use `count` devices for each trial: `first` and the next ones.
 
         Those that were chosen before, as `other_devices`, stay. On a CPU all ranks share the same
-        one. Raises InvalidInput where there are not as many, or not of one model.
+        one. Raises InvalidInput where there are not as many, or not of one model, and for devices
+        on more `nodes` than this machine.
         """
+        check_is_one_node(nodes)
         if count == 1 or self.other_devices:
             return
         check_system_for_ranks(count)
@@ -580,7 +586,7 @@ class LocalExecutor:
         if workload.script is None:
             steps = max(workload.steps, workload.warmup_steps + rounds)
             workload = replace(workload, steps=steps)
-        count = workload.devices_per_trial - 1
+        count = workload.devices_per_trial // workload.nodes_per_trial - 1
         others = self.other_devices[:count] or (definition.device,) * count
         run = RunInTurn(
             trainings=tuple(

@@ -295,6 +295,11 @@ class TrainingTask(Task[R]):
     training: TrainingRequest
 
     @property
+    def ranks(self) -> int:
+        """How many processes train, on all nodes together."""
+        return self.training.workload.devices_per_trial
+
+    @property
     def limits_host_memory(self) -> bool:
         return not self.training.device.startswith("cuda")
 
@@ -354,6 +359,13 @@ class Trace(TrainingTask[ParityTrace | NoTrace]):
     answer = ParityTrace | NoTrace
 
     dropout: bool
+
+    @property
+    def ranks(self) -> int:
+        """As of every training; the plain one, with which others are compared, has one process."""
+        config = self.training.config
+        is_plain = config.sharding == "none" and config.tensor_parallel == 1
+        return 1 if is_plain else super().ranks
 
     def value_of_end(self, ending: Measurement, *, seconds: float) -> ParityTrace | NoTrace:
         if ending.outcome == "interrupted":

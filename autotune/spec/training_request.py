@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
+from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.parity import ParityTrace
 from autotune.spec.schema import Schema
 from autotune.spec.workload import Workload
@@ -72,8 +73,10 @@ class TrainingRequest(Schema):
     snapshot_file: Path | None = None
     """Where to store torch's allocation history of the measured steps; CUDA only."""
     other_devices: Sequence[tuple[str, str | None]] = ()
-    """The devices of the ranks after the first, as `device` and `device_uuid`. On a CPU all ranks
-    share the same one, and this is empty."""
+    """The devices of this node's ranks after the first, as `device` and `device_uuid`. On a CPU all
+    ranks share the same one, and this is empty."""
+    ranks: NodeRanks | None = None
+    """Those that run on this node, where a training has more on others; None: all of them do."""
     requested_at: float = 0.0
     """time.monotonic() at the request; all processes of a machine share this clock. Its process
     sets it to when the trial server was asked."""

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import (
@@ -400,6 +400,13 @@ class Workload(Settings):
         synonym="--world-size",
         over_http=True,
     )
+    nodes_per_trial: Annotated[int, whole_number(1, 4096)] = setting(
+        1,
+        "Nodes of a Ray cluster that the devices of a trial are divided among, in equal parts. "
+        "[default: 1]",
+        group=THE_DEVICE,
+        over_http=True,
+    )
     steps: Steps = setting(help="Optimizer steps per trial.", group=THE_STEPS, over_http=True)
     """Perplexity is measured after the last one."""
     warmup_steps: Steps = setting(
@@ -577,6 +584,13 @@ class Workload(Settings):
             )
 
     def _check_devices(self) -> None:
+        if self.devices_per_trial % self.nodes_per_trial:
+            raise InvalidInput(
+                f"the {self.devices_per_trial} devices of a trial cannot be divided equally among "
+                f"{self.nodes_per_trial} nodes",
+                hint=f"use --devices-per-trial {self.nodes_per_trial} or a multiple of it, or "
+                "another --nodes-per-trial",
+            )
         if self.devices_per_trial == 1:
             return
         if self.script is not None:
@@ -750,6 +764,10 @@ class Workload(Settings):
             own=None if self.own_config is None else TrainingConfig(**self.own_config),
         )
 
+    def on_devices(self, count: int) -> Self:
+        """Returns the workload with another number of devices a trial, which are on one node."""
+        return replace(self, devices_per_trial=count, nodes_per_trial=1)
+
     @property
     def has_random_weights(self) -> bool:
         """Whether training begins with random weights; a user's code may load others."""
@@ -834,6 +852,7 @@ _BLOCK_SIZES = ("layers", "width", "heads")
 _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "gradient_clipping": None,
     "devices_per_trial": 1,
+    "nodes_per_trial": 1,
     "held_out_split": None,
     "packing": "packed",
     "streaming": False,
@@ -923,6 +942,7 @@ SIZE_SETTINGS = (
     "global_batch",
     "gradient_clipping",
     "devices_per_trial",
+    "nodes_per_trial",
     "own_config",
     "own_file",
     *BESIDE_ADAPTERS,

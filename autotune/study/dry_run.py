@@ -28,7 +28,7 @@ from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIME
 from autotune.storage.store import StudyStore
 from autotune.study.events import Event, Listener, Preparing
 from autotune.study.opening.new_study import new_definition
-from autotune.study.opening.requested_space import devices_per_trial, space_of
+from autotune.study.opening.requested_space import of_each_trial, space_of
 from autotune.study.opening.reuse import ReusedResults, reuse
 from autotune.study.opening.work_folder import work_folder
 from autotune.study.prediction.predictions import Forecaster
@@ -242,7 +242,8 @@ def plan(
     ):
         request = devices.choose(
             request,
-            devices_per_trial=devices_per_trial(request, space),
+            devices_per_trial=of_each_trial("devices_per_trial", request, space),
+            nodes_per_trial=of_each_trial("nodes_per_trial", request, space),
             stored=None,
             is_confirmation=False,
         )

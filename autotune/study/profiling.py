@@ -215,7 +215,7 @@ def use_devices(
         others = tuple(executor.identify(name) for name in names[1:count])
         check_one_model((device, *others))
         executor.other_devices = others
-    executor.use_devices_from(device, count=count)
+    executor.use_devices_from(device, count=count, nodes=definition.workload.nodes_per_trial)
     return device
 
 

@@ -37,7 +37,7 @@ from autotune.study.opening.open_study import (
     opening_lock,
     stored_study,
 )
-from autotune.study.opening.requested_space import devices_per_trial, space_of
+from autotune.study.opening.requested_space import of_each_trial, space_of
 from autotune.study.opening.resume import check_same_study
 from autotune.study.opening.work_folder import work_folder
 from autotune.study.prediction.prediction_cache import PredictionCache
@@ -109,7 +109,8 @@ def search(
     ):
         request = devices.choose(
             request,
-            devices_per_trial=devices_per_trial(request, space, stored=stored),
+            devices_per_trial=of_each_trial("devices_per_trial", request, space, stored=stored),
+            nodes_per_trial=of_each_trial("nodes_per_trial", request, space, stored=stored),
             stored=stored,
             is_confirmation=confirmation is not None,
         )

@@ -7,6 +7,7 @@ study.
 """
 
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InvalidInput
 from autotune.execution.cluster.files import Shipment, prepared_files, user_files
 from autotune.execution.cluster.remote_worker import REQUESTS_AT_ONCE, RemoteWorker, reply_in
 from autotune.execution.cluster.worker import WorkerReply
@@ -55,7 +56,9 @@ _SECONDS_TO_LEAVE = 5.0
 class ClusterExecutor(LocalExecutor):
     """Runs a study's trials through a worker on a node with so many `cores`.
 
-    `excluded` are files and folders of the driver that no node needs, such as the database.
+    `excluded` are files and folders of the driver that no node needs, such as the database. Where a
+    trial has several nodes, this is the executor of the first, and `others` are those of the other
+    ones; `release` gives them all back to Ray.
     """
 
     def __init__(
@@ -68,9 +71,15 @@ class ClusterExecutor(LocalExecutor):
         cores: int,
         should_stop: Callable[[], bool],
         note: Callable[[str], None],
+        others: "Sequence[ClusterExecutor]" = (),
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(folder, should_stop=should_stop, note=note)
         self.worker = worker
+        self.others = others
+        self._release = release
+        self._device: DeviceInfo | None = None
+        """The first one that a trial uses on this node, where the node is not a trial's first."""
         self.cores = cores
         self._shipment = shipment
         self._excluded = excluded
@@ -82,8 +91,14 @@ class ClusterExecutor(LocalExecutor):
         return REQUESTS_AT_ONCE
 
     @property
+    def workers(self) -> list[RemoteWorker]:
+        """Those of all nodes of a trial, the first one first."""
+        return [self.worker, *(other.worker for other in self.others)]
+
+    @property
     def is_lost(self) -> bool:
-        return self.worker.is_lost
+        """Whether the worker of any of its nodes is."""
+        return any(worker.is_lost for worker in self.workers)
 
     # -- tasks -------------------------------------------------------------------------------------
 
@@ -95,6 +110,7 @@ class ClusterExecutor(LocalExecutor):
         log_name = log_name or task.log_name
 
         def read(answer: WorkerReply) -> R:
+            self._note_lost(answer)
             if isinstance(task, TrainingTask):
                 logs = task.training.folder.parent / "logs"
                 _write(logs / f"{log_name}.log", answer.log)
@@ -106,8 +122,13 @@ class ClusterExecutor(LocalExecutor):
         sent = self._with_files_on_node(task)
         return self.worker.request("call", read, task=sent, log_name=log_name, limits=limits)
 
+    def _note_lost(self, answer: WorkerReply) -> None:
+        for number in answer.lost[: len(self.others)]:
+            self.others[number].worker.give_up()
+
     def check_stop(self, *, hint: str = "run the same command again to continue") -> None:
-        self.worker.check()
+        for worker in self.workers:
+            worker.check()
         super().check_stop(hint=hint)
 
     def doing(self, future: Future[Any]) -> Doing:
@@ -120,6 +141,7 @@ class ClusterExecutor(LocalExecutor):
 
     def carry_out(self, run: RunInTurn) -> TimedInTurn:
         def read(answer: WorkerReply) -> TimedInTurn:
+            self._note_lost(answer)
             timed = parse(TimedInTurn, reply_in(answer).result)
             self.worker.has_worked = True
             return timed
@@ -128,8 +150,17 @@ class ClusterExecutor(LocalExecutor):
         return self.wait_for(self.worker.request("carry_out", read, run=sent))
 
     def shutdown(self) -> None:
-        self.worker.close()
+        self.close_workers()
         super().shutdown()
+
+    def close_workers(self) -> None:
+        """Ends the workers of all nodes of a trial."""
+        closing = [threading.Thread(target=worker.close) for worker in self.workers]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        self._release()
 
     # -- the device --------------------------------------------------------------------------------
 
@@ -140,6 +171,23 @@ class ClusterExecutor(LocalExecutor):
         places: int = 1,
         on_wait: Callable[[str], None],
         alone: bool = False,
+    ) -> Flow[ExitStack]:
+        on_nodes = {
+            self.worker.node: self._take_here(device, places=places, on_wait=on_wait, alone=alone)
+        }
+        for other in self.others:
+            assert other._device is not None, "a node's devices are known before its slot is taken"
+            on_nodes[other.worker.node] = other._take_here(
+                other._device, places=places, on_wait=on_wait, alone=alone
+            )
+        with ExitStack() as stack:
+            # All searches take them in the same order, so that no two wait for each other.
+            for node in sorted(on_nodes):
+                stack.enter_context((yield from on_nodes[node]))
+            return stack.pop_all()
+
+    def _take_here(
+        self, device: DeviceInfo, *, places: int, on_wait: Callable[[str], None], alone: bool
     ) -> Flow[ExitStack]:
         taken = self.worker.request(
             "take_slot",
@@ -177,6 +225,28 @@ class ClusterExecutor(LocalExecutor):
         except (AutotuneError, NotYet):
             pass  # the worker has ended, and its slot with it
 
+    def use_devices_from(self, first: DeviceInfo, *, count: int, nodes: int = 1) -> None:
+        """As that of one machine, with equal parts on each of the trial's nodes.
+
+        Raises InvalidInput where the devices of another node are not of the model of `first`.
+        """
+        super().use_devices_from(first, count=count // nodes)
+        for other in self.others:
+            device, _ = other.probe(first.type, {})
+            if device.name != first.name or not device.is_of_model(first):
+                raise InvalidInput(
+                    f"{other.worker.place} has {device.model}, and {self.worker.place} has "
+                    f"{first.model}: they cannot train together",
+                    hint="let the nodes of a trial have devices of one model",
+                )
+            other._device = device
+            other.use_devices_from(device, count=count // nodes)
+
+    def checking_device(self, device: str) -> Flow[None]:
+        yield from super().checking_device(device)
+        for other in self.others:
+            yield from other.checking_device(device)
+
     def _named(self, device: DeviceInfo) -> DeviceInfo:
         self.sharing = self.worker.sharing
         return super()._named(device)
@@ -184,9 +254,10 @@ class ClusterExecutor(LocalExecutor):
     # -- files -------------------------------------------------------------------------------------
 
     def bring(self, workload: Workload, prepared: Path) -> None:
-        """Sends the node what trials of a workload need, before the first of them."""
-        self._bring_user_files(workload)
-        self._bring_prepared(prepared)
+        """Sends the nodes what trials of a workload need, before the first of them."""
+        for executor in (self, *self.others):
+            executor._bring_user_files(workload)
+            executor._bring_prepared(prepared)
 
     def _with_files_on_node(self, task: Task[R]) -> Task[R]:
         """Returns the task with the paths that its files have on the node, where they are sent."""
@@ -200,16 +271,16 @@ class ClusterExecutor(LocalExecutor):
         return task
 
     def _with_folder_on_node(self, training: TrainingRequest) -> TrainingRequest:
-        self._bring_user_files(training.workload)
-        folder = self.worker.folder / self._bring_prepared(training.folder)
+        """Returns the training with paths that are relative to the search's folder on its nodes."""
+        self.bring(training.workload, training.folder)
+        folder = Path(_folder_of(training.folder))
         snapshot_file = training.snapshot_file
         if snapshot_file is not None:
             snapshot_file = folder.with_name("snapshots") / snapshot_file.name
         return replace(training, folder=folder, snapshot_file=snapshot_file)
 
-    def _bring_prepared(self, prepared: Path) -> str:
-        """Returns where a study's folder of prepared files is in that of the search on the node."""
-        folder = f"{_STUDIES}/{prepared.parent.name}/{prepared.name}"
+    def _bring_prepared(self, prepared: Path) -> None:
+        folder = _folder_of(prepared)
         if folder not in self._brought and prepared.is_dir():
             self._shipment.bring(
                 self.worker,
@@ -219,7 +290,6 @@ class ClusterExecutor(LocalExecutor):
                 should_stop=self._should_stop,
             )
             self._brought.add(folder)
-        return folder
 
     def _bring_user_files(self, workload: Workload) -> None:
         """Has the node run in this folder, which it sees, or in a copy of it."""
@@ -255,6 +325,11 @@ class ClusterExecutor(LocalExecutor):
             mark=mark,
         )
         return bool(went)
+
+
+def _folder_of(prepared: Path) -> str:
+    """Returns where a study's folder of prepared files is in that of the search on a node."""
+    return f"{_STUDIES}/{prepared.parent.name}/{prepared.name}"
 
 
 def _write(file: Path | None, content: bytes | None) -> None:

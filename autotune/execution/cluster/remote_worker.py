@@ -79,9 +79,18 @@ class RemoteWorker:
         _then(self._actor.describe.remote(), self._hear_that_it_is_ready)
 
     @property
+    def actor(self) -> Any:
+        """Ray's handle of it."""
+        return self._actor
+
+    @property
     def is_lost(self) -> bool:
         """Whether the worker has ended or no longer answers."""
         return self._is_lost
+
+    def give_up(self) -> None:
+        """Kills it: another worker has found that it no longer answers."""
+        self._lose(TrialLost(f"{self.place} does not answer"))
 
     @property
     def state(self) -> WorkerState:

@@ -14,15 +14,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+import ray.util
 
 from autotune.errors import AutotuneError, Stopped
 from autotune.execution.cluster.node_folder import NodeFolder
 from autotune.execution.cpu_shares import cpu_share, sharing_of_cpus
 from autotune.execution.flow import POLL_SECONDS
-from autotune.execution.in_turn import RunInTurn, TimedInTurn
+from autotune.execution.in_turn import RunInTurn, TimedInTurn, time_in_turn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Doing
 from autotune.execution.server.limits import TimeLimits
@@ -30,8 +31,12 @@ from autotune.execution.server.replies import line_of, reply_after
 from autotune.execution.server.trial_log import LARGEST_LOG_BYTES
 from autotune.execution.tasks import Task, TrainingTask
 from autotune.memory.nvml import open_device
+from autotune.spec.limits import Number
 from autotune.spec.result import DeviceInfo
 from autotune.spec.schema import Schema
+from autotune.spec.training_request import TrainingRequest
+
+R = TypeVar("R")
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 
@@ -47,6 +52,8 @@ class WorkerReply(Schema):
     log: bytes | None = None
     """What a training has printed, from the end of its log."""
     snapshot: bytes | None = None
+    lost: tuple[Number, ...] = ()
+    """The numbers of a trial's other nodes, from 0, whose workers were lost meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,16 +191,21 @@ class NodeWorker:
             self._tell()
         notes = tuple(self._notes)
         del self._notes[: len(notes)]
-        answer = WorkerReply(line=line_of(asdict(reply)), notes=notes)
+        answer = WorkerReply(line=line_of(asdict(reply)), notes=notes, lost=self._lost())
         task = arguments.get("task")
         if not isinstance(task, TrainingTask):
             return answer
-        log = task.training.folder.parent / "logs" / f"{arguments['log_name']}.log"
+        training = self._here(task.training)
+        log = training.folder.parent / "logs" / f"{arguments['log_name']}.log"
         return replace(
             answer,
             log=_taken(log, most_bytes=LARGEST_LOG_BYTES),
-            snapshot=_taken(task.training.snapshot_file),
+            snapshot=_taken(training.snapshot_file),
         )
+
+    def _lost(self) -> tuple[int, ...]:
+        """Returns the numbers of the other nodes whose workers are lost."""
+        return ()
 
     def take_slot(self, *, devices: tuple[DeviceInfo, ...], places: int, alone: bool) -> None:
         """Waits for a slot on the devices, and tells the driver meanwhile who has it."""
@@ -222,14 +234,14 @@ class NodeWorker:
 
     def call(self, *, task: Task[Any], log_name: str, limits: TimeLimits | None) -> Any:
         """Returns what a task finds, and tells the driver meanwhile what it does."""
-        future: Future[Any] = self._executor.call(task, log_name=log_name, limits=limits)
+        future = self._begin(task, log_name=log_name, limits=limits)
         told = Doing()
         while not wait([future], timeout=POLL_SECONDS).done:
             if self._should_stop():
-                self._executor.cancel(future)
+                self._cancel(future)
                 wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
                 raise Stopped("the search was stopped", hint="the same command begins again")
-            now = self._executor.doing(future)
+            now = self._doing(future)
             if now != told:
                 told = now
                 self._tell(doing=now)
@@ -237,7 +249,42 @@ class NodeWorker:
 
     def carry_out(self, *, run: RunInTurn) -> TimedInTurn:
         """Times trainings in turn."""
-        return self._executor.carry_out(run)
+        return time_in_turn(
+            run, call=self._begin, cancel=self._cancel, should_stop=self._should_stop
+        )
+
+    def _begin(self, task: Task[R], *, log_name: str, limits: TimeLimits | None) -> Future[R]:
+        """Begins a task, whose files are in the search's folder on this node."""
+        if isinstance(task, TrainingTask):
+            task = replace(task, training=self._here(task.training))
+        return self._executor.call(task, log_name=log_name, limits=limits)
+
+    def _cancel(self, future: Future[Any]) -> None:
+        self._executor.cancel(future)
+
+    def _doing(self, future: Future[Any]) -> Doing:
+        return self._executor.doing(future)
+
+    def _here(self, training: TrainingRequest) -> TrainingRequest:
+        """Returns the training with this node's folder, and its devices if the node is not first.
+
+        The driver knows the devices of the first one.
+        """
+        folder = self._folder.path / training.folder
+        snapshot_file = training.snapshot_file
+        if snapshot_file is not None:
+            snapshot_file = self._folder.path / snapshot_file
+        training = replace(training, folder=folder, snapshot_file=snapshot_file)
+        if training.ranks is None:
+            return training
+        first, *others = self._devices
+        return replace(
+            training,
+            ranks=replace(training.ranks, address=ray.util.get_node_ip_address()),
+            device=first.device,
+            device_uuid=first.uuid_of_nvml,
+            other_devices=tuple((other.device, other.uuid_of_nvml) for other in others),
+        )
 
     def close(self) -> None:
         """Ends everything that runs, and removes the search's folder after its last worker."""

@@ -14,12 +14,13 @@ import torch
 
 from autotune.errors import PredictionImpossible, StorageUnavailable, StudyMismatch, TrialLost
 from autotune.execution import probe_cache
+from autotune.execution.joint_outcome import together
 from autotune.execution.process import device as device_tasks
 from autotune.execution.process import device_peaks
 from autotune.execution.process.failures import measurement_of_exception
 from autotune.execution.process.preparation import model_sha256, prepare, prepare_seed
 from autotune.execution.process.progress import PipeProgress
-from autotune.execution.process.ranks import Rank, TurnsOfRanks, run_on_ranks, together
+from autotune.execution.process.ranks import Rank, TurnsOfRanks, run_on_ranks
 from autotune.execution.server.forked import ForkFailed, run_in_fork, run_in_forks
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.replies import TrainingFailed
@@ -53,6 +54,7 @@ from autotune.spec.file_watch import (
     files_until_apply,
     imported_packages,
 )
+from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction, PredictionRequest
 from autotune.spec.profile import Profile
@@ -187,7 +189,7 @@ def train(task: Train, told: PipeProgress) -> FinishedTrial:
 def _trained(task: Train, told: PipeProgress) -> Measurement:
     training = task.training
     is_script = training.workload.script is not None
-    if training.workload.devices_per_trial > 1:
+    if task.ranks > 1:
         ranks = _run_on_ranks(training, partial(_train_rank, task), told)
         return together([parse(Measurement, possible(Measurement, one)) for one in ranks])
     if isinstance(task, TrainInTurn):
@@ -210,15 +212,13 @@ def _train_rank(
 
 def trace(task: Trace, told: PipeProgress) -> ParityTrace:
     training = task.training
-    if training.config.sharding == "none" and training.config.tensor_parallel == 1:
-        # The plain training, with which others are compared, is that of one process.
-        training = replace(training, workload=replace(training.workload, devices_per_trial=1))
-    if training.workload.devices_per_trial > 1:
+    if task.ranks > 1:
 
         def trace_rank(own: TrainingRequest, _rank: Rank, progress: ReportsStage) -> ParityTrace:
             return trainer.trace(own, dropout=task.dropout, progress=progress)
 
         return parse(ParityTrace, _run_on_ranks(training, trace_rank, told)[0])
+    training = replace(training, workload=training.workload.on_devices(1))
     trace_one = trainer.trace if training.workload.script is None else trace_script
     with _raising_outcomes(training):
         return trace_one(training, dropout=task.dropout, progress=told)
@@ -229,7 +229,7 @@ def profile(task: ProfileTraining, told: PipeProgress) -> Profile:
 
     Each rank writes to a folder of its own.
     """
-    if task.training.workload.devices_per_trial == 1:
+    if task.ranks == 1:
         with _raising_outcomes(task.training, but=StorageUnavailable):
             return _profiled(task, task.training, folder=task.folder, progress=told)
 
@@ -262,21 +262,23 @@ def _run_on_ranks(
     run: Callable[[TrainingRequest, Rank, ReportsStage], Any],
     told: PipeProgress,
 ) -> list[Any]:
-    """Returns the result of each rank of a training, as JSON; rank 0 says what they do.
+    """Returns the result of each rank of a training on this node, as JSON.
 
-    Raises as `run_on_ranks` does.
+    The first one here says what they do. Raises as `run_on_ranks` does.
     """
+    devices = training.workload.devices_per_trial
+    ranks = training.ranks or NodeRanks(size=devices, count=devices)
 
     def run_rank(rank: Rank) -> Any:
         own = training
-        if rank.index and training.other_devices:
-            device, uuid = training.other_devices[rank.index - 1]
+        if rank.local_index and training.other_devices:
+            device, uuid = training.other_devices[rank.local_index - 1]
             own = replace(training, device=device, device_uuid=uuid)
-        progress = unwatched if rank.index else told
+        progress = unwatched if rank.local_index else told
         with _raising_outcomes(own, but=StorageUnavailable), rank.joined(own.device):
             return run(own, rank, progress)
 
-    return run_on_ranks(run_rank, size=training.workload.devices_per_trial, remark=told.remark)
+    return run_on_ranks(run_rank, ranks, remark=told.remark)
 
 
 @contextmanager

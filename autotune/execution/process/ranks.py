@@ -1,20 +1,24 @@
-"""Runs a training on several devices of this machine: a process for each, which is one rank of it.
+"""Runs a training on several devices: a process for each of this node, which is one rank of it.
 
 The process of the trial forks them and stays outside of the training. It ends all of them as soon
 as one fails: the others would wait for it, and their own errors only say that a connection broke.
 So the trial has the outcome of the rank that failed first. Where the trial is ended because a rank
-hangs, it is told what each of them was doing. The ranks find each other through a file in memory,
-of which nothing can be left, and talk through the loopback interface.
+hangs, it is told what each of them was doing. The ranks of one node find each other through a file
+in memory, of which nothing can be left, and talk through the loopback interface. Those of several
+nodes, which each have such a process, find each other through a TCPStore in that of the first.
 """
 
 import faulthandler
+import fcntl
 import os
 import re
 import selectors
 import signal
+import socket
+import struct
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -24,9 +28,10 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from autotune.errors import AutotuneError, TrialLost
+from autotune.execution.joint_outcome import SECONDS_FOR_OTHERS, complains_of_another
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.execution.server.process_tree import die_with
@@ -40,16 +45,15 @@ from autotune.execution.server.replies import (
     write_line,
 )
 from autotune.memory.host import available_bytes, share_with_others
-from autotune.spec.result import Measurement
+from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.training_request import ReportsStage
 from autotune.training.turns import Turns
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 """How long a rank waits for another one. A rank that ends is noticed at once and one that hangs by
 the trial's limits of time, so this is only the last resort."""
-SECONDS_FOR_OTHERS = 1.0
-"""How long the errors of other ranks are waited for: that which came first may only say that the
-connection to another one broke."""
+_SECONDS_TO_MEET = 120.0
+"""How long a rank tries to reach the store on the first node, which may still start its server."""
 
 SECONDS_STOPPED = 3.0
 """After this long a rank that somebody has stopped with a signal counts as lost. A debugger stops
@@ -60,40 +64,45 @@ _GRACE_SECONDS_WHEN_TOLD_TO_END = 0.3
 """The same where the server has sent SIGTERM to all, and soon sends SIGKILL to this process."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 """How often processes are looked at that may have ended or stopped without a word."""
-
-_CONNECTION_BROKE = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "connectFullMesh failed",
-    "Broken pipe",
-    "Socket Timeout",
-    "NCCL error",
-    "recvValue failed",
-)
-"""Parts of the messages of a rank whose peer has ended."""
+_SIOCGIFADDR = 0x8915
+"""Asks for the address of an interface (`linux/sockios.h`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """One of the processes of a training on several devices."""
 
-    index: int
-    size: int
-    store: int
-    """Descriptor of the file in memory through which the ranks find each other."""
+    of_node: NodeRanks
+    local_index: int
+    """Among the ranks of its node."""
+    file: int
+    """Descriptor of the file in memory through which the ranks of one node find each other."""
+
+    @property
+    def index(self) -> int:
+        return self.of_node.first + self.local_index
+
+    @property
+    def size(self) -> int:
+        return self.of_node.size
 
     @contextmanager
     def joined(self, device: str) -> Iterator[None]:
-        """Be this rank of torch.distributed's default process group, on a device."""
+        """Be this rank of torch.distributed's default process group, on a device.
+
+        Raises TrialLost where the first node cannot be reached.
+        """
         is_cuda = device.startswith("cuda")
         if is_cuda:
             torch.cuda.set_device(device)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        address = self.of_node.address
+        interface = "lo" if address is None else interface_with(address)
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-            store=FileStore(f"/proc/self/fd/{self.store}", self.size),
+            store=self._store(),
             rank=self.index,
             world_size=self.size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -102,6 +111,35 @@ class Rank:
         # Not in a `finally`: after an error the others may never come to the end.
         torch.distributed.destroy_process_group()
 
+    def _store(self) -> Store:
+        if self.of_node.store is None:
+            return FileStore(f"/proc/self/fd/{self.file}", self.size)
+        host, port = self.of_node.store
+        try:
+            store = TCPStore(
+                host, port, is_master=False, timeout=timedelta(seconds=_SECONDS_TO_MEET)
+            )
+        except torch.distributed.DistError as error:
+            raise TrialLost(
+                f"the first node of the trial cannot be reached at {host}:{port}: "
+                f"{str(error).splitlines()[0]}",
+                hint="let the nodes of the cluster reach each other on all ports",
+            ) from None
+        store.set_timeout(COLLECTIVE_TIMEOUT)
+        return store
+
+
+def interface_with(address: str) -> str:
+    """Returns the network interface that has an IPv4 address; empty where none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
 
 class _ToldToEnd(BaseException):
     """The process of the trial was sent SIGTERM."""
@@ -109,24 +147,26 @@ class _ToldToEnd(BaseException):
 
 def run_on_ranks(
     run: Callable[[Rank], Any],
+    ranks: NodeRanks,
     *,
-    size: int,
     remark: Callable[[str], None] = lambda text: None,
 ) -> list[Any]:
-    """Returns the result of `run` for each of `size` ranks, which run in processes of their own.
+    """Returns the result of `run` for each rank of this node, which run in processes of their own.
 
     Results are ready for JSON. If SIGTERM ends this process meanwhile, it first calls `remark` with
     what each rank was doing. Raises TrainingFailed where a rank does or has ended without a result,
     and the AutotuneError that a rank raises, such as TrialLost. Their messages name the rank.
     """
     memory_kills = host_memory_kills()
-    store = os.memfd_create("ranks")
+    file = os.memfd_create("ranks")
     # Read before any rank takes some, so that all have the same part.
-    group = _Group(host_bytes=available_bytes())
+    group = _Group(ranks=ranks, host_bytes=available_bytes())
+    store = None
     try:
-        for index in range(size):
-            rank = Rank(index=index, size=size, store=store)
-            group.start(partial(run, rank), size=size)
+        for index in range(ranks.count):
+            group.start(partial(run, Rank(of_node=ranks, local_index=index, file=file)))
+        # After the forks, as it has a thread.
+        store = _hosted_store(ranks)
         with _raising_when_told_to_end():
             group.wait()
     except _ToldToEnd:
@@ -136,8 +176,23 @@ def run_on_ranks(
     finally:
         group.kill()
         group.close()
-        os.close(store)
+        os.close(file)
+        del store
     return group.results(memory_kills=memory_kills)
+
+
+def _hosted_store(ranks: NodeRanks) -> TCPStore | None:
+    """Returns the store of all ranks, on the first of several nodes. Raises TrialLost."""
+    if ranks.store is None or ranks.first:
+        return None
+    host, port = ranks.store
+    try:
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except torch.distributed.DistError as error:
+        raise TrialLost(
+            f"the ranks of the trial cannot meet at {host}:{port}: {str(error).splitlines()[0]}",
+            hint="run the same command again to continue",
+        ) from None
 
 
 @contextmanager
@@ -159,7 +214,7 @@ def _raising_when_told_to_end() -> Iterator[None]:
 class _Process:
     """The process of a rank, and what is known about it."""
 
-    index: int
+    name: str
     pid: int
     pipe: int
     stack: int
@@ -201,7 +256,7 @@ class _Process:
     def what_it_did(self) -> str:
         """Returns where it was at SIGTERM, as far as it is known."""
         if self.stopped_since is not None:
-            return f"rank {self.index} was stopped by a signal"
+            return f"{self.name} was stopped by a signal"
         os.lseek(self.stack, 0, os.SEEK_SET)
         text = os.read(self.stack, 65536).decode(errors="replace")
         innermost = re.search(r'File "(.*)", line (\d+) in (.*)', text)
@@ -209,20 +264,21 @@ class _Process:
             return ""
         file, line, function = innermost.groups()
         place = "/".join(Path(file).parts[-2:])
-        return f"rank {self.index} was in {function} ({place}, line {line})"
+        return f"{self.name} was in {function} ({place}, line {line})"
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """The processes of all ranks of a training."""
+    """The processes of the ranks of a training on this node."""
 
+    ranks: NodeRanks
     host_bytes: int | None
     """What the host has left for all ranks together."""
     processes: list[_Process] = field(default_factory=list)
     ended: list[_Process] = field(default_factory=list)
     """In the order in which they ended."""
 
-    def start(self, run: Callable[[], Any], *, size: int) -> None:
+    def start(self, run: Callable[[], Any]) -> None:
         read_end, write_end = os.pipe()
         stack = os.memfd_create("stack")
         parent = os.getpid()
@@ -234,15 +290,15 @@ class _Group:
             _run_rank(
                 run,
                 write_end,
-                size=size,
+                size=self.ranks.count,
                 parent=parent,
                 stack=stack,
                 host_bytes=self.host_bytes,
             )
         os.close(write_end)
         os.set_blocking(read_end, False)
-        index = len(self.processes)
-        self.processes.append(_Process(index=index, pid=pid, pipe=read_end, stack=stack))
+        name = self.ranks.name_of(len(self.processes))
+        self.processes.append(_Process(name=name, pid=pid, pipe=read_end, stack=stack))
 
     def wait(self) -> None:
         """Wait until every rank has ended, or one has failed.
@@ -277,8 +333,7 @@ class _Group:
             since = process.stopped_since
             if since is not None and time.monotonic() - since > SECONDS_STOPPED:
                 raise TrialLost(
-                    f"rank {process.index}: the trial's process was stopped from outside, by a "
-                    "signal",
+                    f"{process.name}: the trial's process was stopped from outside, by a signal",
                     hint="run the same command again to continue",
                 )
 
@@ -337,12 +392,12 @@ def _lost_another(process: _Process) -> bool:
     """Whether a rank failed because another one had ended."""
     reply = process.reply
     why = None if reply is None else reply.error or reply.ended
-    return why is not None and any(part in why.message for part in _CONNECTION_BROKE)
+    return why is not None and complains_of_another(why.message)
 
 
 def _raise(process: _Process, *, memory_kills: int) -> NoReturn:
     """Raises why a rank has failed, also where its process has ended without a result."""
-    rank = f"rank {process.index}"
+    rank = process.name
     reply = process.reply
     try:
         if reply is None:
@@ -412,37 +467,3 @@ class TurnsOfRanks(Turns):
         number = torch.tensor(steps)
         torch.distributed.broadcast(number, 0)
         return int(number)
-
-
-def together(ranks: Sequence[Measurement]) -> Measurement:
-    """Returns the measurement of a trial from those of its ranks, which all came to the end.
-
-    Memory is that of the rank that needs most, and communication is the mean over all; the rest is
-    the same for all, or that of rank 0.
-    """
-    if ranks[0].peak_memory_bytes is None:
-        return ranks[0]  # the memory was not measured
-    largest = max(ranks, key=lambda rank: rank.device_bytes or 0)
-    over_cap = next((rank for rank in ranks if rank.outcome == "over_cap"), ranks[0])
-    return replace(
-        ranks[0],
-        outcome=over_cap.outcome,
-        message=over_cap.message,
-        peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in ranks),
-        peak_memory_bytes_by_rank=tuple(rank.peak_memory_bytes or 0 for rank in ranks),
-        peak_reserved_bytes=max(rank.peak_reserved_bytes or 0 for rank in ranks),
-        device_bytes=largest.device_bytes,
-        context_bytes=largest.context_bytes,
-        alloc_retries=max((rank.alloc_retries or 0 for rank in ranks), default=None),
-        peak_phase=largest.peak_phase,
-        bytes_by_kind=largest.bytes_by_kind,
-        peak_bytes_by_category=largest.peak_bytes_by_category,
-        communication_seconds=_mean([rank.communication_seconds for rank in ranks]),
-        communication_share=_mean([rank.communication_share for rank in ranks]),
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean; None where a value is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None

@@ -54,7 +54,9 @@ def confirm(
 
     Raises InvalidInput.
     """
-    executor.use_devices_from(device, count=workload.devices_per_trial)
+    executor.use_devices_from(
+        device, count=workload.devices_per_trial, nodes=workload.nodes_per_trial
+    )
     short = replace(
         workload,
         warmup_steps=_WARMUP_STEPS,

@@ -70,7 +70,9 @@ def new_definition(
         others = f"{device.others}; {share}" if device.others else share
         device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
-    executor.use_devices_from(device, count=workload.devices_per_trial)
+    executor.use_devices_from(
+        device, count=workload.devices_per_trial, nodes=workload.nodes_per_trial
+    )
     choices = space.choices()
     _add_own(choices, workload)
     of_trainers = _OF_TRAINERS if workload.script is not None else {}

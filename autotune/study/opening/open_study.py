@@ -112,7 +112,11 @@ def open_study(
     check_fresh(request, stored, reused=reused)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
-    executor.use_devices_from(device, count=stored.workload.devices_per_trial)
+    executor.use_devices_from(
+        device,
+        count=stored.workload.devices_per_trial,
+        nodes=stored.workload.nodes_per_trial,
+    )
     check_snapshot(request.memory_snapshot, device.device)
     check_trials_per_device(request.trials_per_device, device)
     check_same_model(stored, executor=executor)

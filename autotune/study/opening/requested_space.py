@@ -5,11 +5,12 @@ Imports neither, so that a search can say within a second what it begins with.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from autotune.data.sources import check_there
 from autotune.data.validation import check_data
 from autotune.errors import InvalidInput
+from autotune.execution.cpu_shares import check_is_one_node
 from autotune.spec.model_size import check_weights_fit
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
@@ -41,6 +42,8 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     space = load_space(named)
     space = space.at_scale(request.scale)
     workload = _workload_on_some_device(request, space)
+    if request.ray is None:
+        check_is_one_node(workload.nodes_per_trial)
     if request.devices is not None:
         check_whole_groups(
             parse_devices(request.devices), devices_per_trial=workload.devices_per_trial
@@ -63,15 +66,19 @@ def _default_space(request: SearchRequest) -> str:
     return SPACE_OF_ADAPTERS if of_file.get("adapter", "none") != "none" else DEFAULT_SPACE
 
 
-def devices_per_trial(
-    request: SearchRequest, space: SearchSpace | None, *, stored: StudyDefinition | None = None
+def of_each_trial(
+    setting: Literal["devices_per_trial", "nodes_per_trial"],
+    request: SearchRequest,
+    space: SearchSpace | None,
+    *,
+    stored: StudyDefinition | None = None,
 ) -> int:
-    """Returns how many devices train together, in the `stored` study or in a new one on a space."""
+    """Returns how many devices or nodes train together, in the `stored` study or in a new one."""
     if stored is not None:
-        return stored.workload.devices_per_trial
+        return int(getattr(stored.workload, setting))
     of_space = {} if space is None else space.workload
     settings = {**of_space, **request.specified_workload()}
-    return int(settings.get("devices_per_trial") or 1)
+    return int(settings.get(setting) or 1)
 
 
 def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
@@ -128,7 +135,7 @@ def on_all_devices(device: str | None, make: Callable[[str], Made]) -> list[Made
 def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
     """Returns what a search is about to prepare, as far as it is known without the device."""
     specified = {**space.workload, **request.specified_workload()}
-    devices = devices_per_trial(request, space)
+    devices = of_each_trial("devices_per_trial", request, space)
     trained = specified.get("script") or specified.get("model") or "gpt"
     cap = ""
     if request.max_mem is not None:

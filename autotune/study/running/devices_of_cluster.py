@@ -2,7 +2,8 @@
 
 Each place has a worker on a node, a Ray actor that has the device, or the devices of a trial, for
 as long as the search runs trials. Nodes that join are used, and a worker that is lost is replaced
-while its node lives.
+while its node lives. Where a trial uses several nodes, a place has a worker on each; Ray gives them
+their devices together, as a placement group, so that no two searches wait for each other.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,15 @@ from typing import Any, Self
 
 import ray
 import ray.exceptions
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL
 from autotune.execution.cluster.connection import Connection, connected
 from autotune.execution.cluster.executor import ClusterExecutor
 from autotune.execution.cluster.files import Shipment
+from autotune.execution.cluster.first_worker import NodeWorkerOfFirst
 from autotune.execution.cluster.nodes import ClusterNode, Nodes, look_at, on_node
 from autotune.execution.cluster.remote_worker import CALLS_AT_ONCE, RemoteWorker
 from autotune.execution.cluster.worker import NodeWorker
@@ -60,13 +64,21 @@ _MOST_LOSSES = 8
 """In a row, without a trial between them, at a place that is then given up."""
 
 
-@dataclass(kw_only=True, eq=False)
-class _Slot:
-    """The devices for a trial on a node, or a part of one, that a worker can have."""
+@dataclass(frozen=True, kw_only=True)
+class _NodeShare:
+    """The devices that a trial uses on a node: all, or one of so many equal parts."""
 
     node: ClusterNode
     number: int
     of: int
+
+
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """The devices for a trial, on one node or on several, that workers can have."""
+
+    shares: tuple[_NodeShare, ...]
+    """Of each of its nodes."""
     started: ClusterExecutor | None = None
     """That of its worker, or of its last one; None before the first was started."""
     losses: int = 0
@@ -85,10 +97,23 @@ class _Slot:
         return self.executor.worker
 
     @property
+    def is_lost(self) -> bool:
+        """Whether its last worker was lost, of several any, or none was started."""
+        return self.started is None or self.started.is_lost
+
+    @property
     def is_ready(self) -> bool:
-        """Whether Ray has given the worker its device."""
-        ready = self.worker.ready
-        return ready.done() and ready.exception() is None
+        """Whether Ray has given each worker its device."""
+        ready = [worker.ready for worker in self.executor.workers]
+        return all(one.done() and one.exception() is None for one in ready)
+
+    @property
+    def why_lost(self) -> str:
+        return next((one.why_lost for one in self.executor.workers if one.is_lost), "")
+
+    def is_on(self, nodes: Collection[str]) -> bool:
+        """Whether all of its nodes are among these ids."""
+        return all(share.node.id in nodes for share in self.shares)
 
     def shutdown(self) -> None:
         """End its worker, if there is one."""
@@ -126,6 +151,7 @@ class DevicesOfCluster(Devices):
         self._most_slots: int | None = None
         self._slots_on_each_cpu = 1
         self._devices_per_trial = 1
+        self._nodes_per_trial = 1
         self._silences: Counter[str] = Counter()
         """How often each node did not answer."""
         self._seen: set[str] = set()
@@ -191,12 +217,14 @@ class DevicesOfCluster(Devices):
         request: SearchRequest,
         *,
         devices_per_trial: int,
+        nodes_per_trial: int = 1,
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
         """Choose the nodes, start a worker for each trial, and wait until one of them is there."""
         self._request = request
         self._devices_per_trial = devices_per_trial
+        self._nodes_per_trial = nodes_per_trial
         wanted = None if request.devices is None else parse_devices(request.devices)
         assert not isinstance(wanted, tuple), "a request with --ray names no devices"
         check_whole_groups(wanted, devices_per_trial=devices_per_trial)
@@ -217,6 +245,7 @@ class DevicesOfCluster(Devices):
                 "GPU, but not the same several",
                 hint="leave it out, or search without --ray on the machine that has the GPUs",
             )
+        self._check_enough_nodes()
         self._add_slots()
         wanted_slots = None
         if devices is not None:
@@ -242,11 +271,29 @@ class DevicesOfCluster(Devices):
         Raises InvalidInput for more ranks than the CPU of a node can take turns with.
         """
         cpus = [node.cpus for node in self._nodes if node.cpus > 0]
-        trials_on_each = -(-trials // max(1, len(cpus)))
+        trials_on_each = -(-trials // max(1, len(cpus) // self._nodes_per_trial))
         self._slots_on_each_cpu = trials_on_each * self._request.trials_per_device
-        if cpus and self._devices_per_trial > 1:
+        if cpus and self._devices_on_each_node > 1:
             check_ranks_on_cpu(
-                self._devices_per_trial, trials=self._slots_on_each_cpu, cores=min(cpus)
+                self._devices_on_each_node, trials=self._slots_on_each_cpu, cores=min(cpus)
+            )
+
+    @property
+    def _devices_on_each_node(self) -> int:
+        """How many devices a trial uses of one node."""
+        return self._devices_per_trial // self._nodes_per_trial
+
+    def _check_enough_nodes(self) -> None:
+        """Raise InvalidInput where a trial uses more nodes than there are."""
+        usable = [node for node in self._nodes if self._devices_on(node)]
+        if self._nodes_per_trial > max(1, len(usable)):
+            of_each = (
+                "" if self._kind == "cpu" else f", with {self._devices_on_each_node} GPUs each"
+            )
+            raise InvalidInput(
+                f"a trial uses {self._nodes_per_trial} nodes{of_each}, and the Ray cluster has "
+                f"{len(usable)} that it can use: {_what_they_have(self._nodes)}",
+                hint="use a smaller --nodes-per-trial, or start Ray on more machines",
             )
 
     def _look(self) -> None:
@@ -307,15 +354,15 @@ class DevicesOfCluster(Devices):
             of_model = [node for node in nodes if stored is None or node.gpu_model == model]
             largest = max(of_model, key=lambda node: node.gpus)
             raise InvalidInput(
-                f"a trial uses {self._devices_per_trial} GPUs of one node, and no node of the Ray "
-                f"cluster has as many: the largest is {_what_they_have([largest])}",
-                hint="use a smaller --devices-per-trial",
+                f"a trial uses {self._devices_on_each_node} GPUs of one node, and no node of the "
+                f"Ray cluster has as many: the largest is {_what_they_have([largest])}",
+                hint="use a smaller --devices-per-trial, or divide it by --nodes-per-trial",
             )
         return model
 
     def _gpus_used_on(self, node: ClusterNode) -> int:
         """Returns how many GPUs of a node trials use, which have several each or one."""
-        return node.gpus - node.gpus % self._devices_per_trial
+        return node.gpus - node.gpus % self._devices_on_each_node
 
     def _add_slots(self) -> None:
         """Add a slot for each device that has none yet, but no more than are asked for.
@@ -324,20 +371,23 @@ class DevicesOfCluster(Devices):
         """
         nodes = {node.id for node in self._nodes}
         for slot in list(self._slots):
-            is_lost = slot.started is None or slot.started.is_lost
-            if slot.node.id not in nodes and is_lost:
+            if slot.is_lost and not slot.is_on(nodes):
                 self._slots.remove(slot)
                 if slot is not self._first:
                     slot.shutdown()
-        known = {(slot.node.id, slot.number) for slot in self._slots}
+                elif slot.started is not None:
+                    slot.started.close_workers()
+        known = {(share.node.id, share.number) for slot in self._slots for share in slot.shares}
+        free = []
         for node in self._nodes:
             count = self._devices_on(node)
-            for number in range(count):
-                used = sum(not slot.is_refused for slot in self._slots)
-                if self._most_slots is not None and used >= self._most_slots:
-                    return
-                if (node.id, number) not in known:
-                    self._slots.append(_Slot(node=node, number=number, of=count))
+            shares = [_NodeShare(node=node, number=number, of=count) for number in range(count)]
+            free.append([one for one in shares if (node.id, one.number) not in known])
+        while of_trial := _next_shares(free, self._nodes_per_trial):
+            used = sum(not slot.is_refused for slot in self._slots)
+            if self._most_slots is not None and used >= self._most_slots:
+                return
+            self._slots.append(_Slot(shares=of_trial))
 
     def _devices_on(self, node: ClusterNode) -> int:
         """Returns how many slots a node has; says why where its GPUs are not used."""
@@ -354,62 +404,106 @@ class DevicesOfCluster(Devices):
             idle = node.gpus - used
             what = "left out" if not used else "used in part"
             self._note(
-                f"{node.name} is {what}: a trial uses {self._devices_per_trial} GPUs of one node, "
-                f"so that {idle} of its {node.gpus} GPUs {'is' if idle == 1 else 'are'} left idle"
+                f"{node.name} is {what}: a trial uses {self._devices_on_each_node} GPUs of one "
+                f"node, so that {idle} of its {node.gpus} GPUs {'is' if idle == 1 else 'are'} left idle"
             )
-        return used // self._devices_per_trial * self._request.trials_per_device
+        return used // self._devices_on_each_node * self._request.trials_per_device
 
     # -- workers -----------------------------------------------------------------------------------
 
     def _start(self, slot: _Slot) -> None:
         slot.shutdown()  # a lost worker may have a server here
-        node = slot.node
-        resources: dict[str, float] = {"num_cpus": node.cpus // slot.of, "num_gpus": 0}
-        if slot.of > node.cpus:
-            resources["num_cpus"] = node.cpus / slot.of
-        if self._kind == "cuda":
-            # Of one actor, so that all are on its node.
-            resources["num_gpus"] = self._devices_per_trial / self._request.trials_per_device
-            resources["num_cpus"] = min(1, node.cpus / slot.of)
+        group = self._placement_group(slot) if len(slot.shares) > 1 else None
+        executors: list[ClusterExecutor] = []
+        # That of the first node is told of the others.
+        for number in reversed(range(len(slot.shares))):
+            executors.insert(
+                0, self._executor_on(slot, number, group=group, others=tuple(executors))
+            )
+        slot.started = executors[0]
+        slot.lost_at = None
+
+    def _placement_group(self, slot: _Slot) -> Any:
+        """Have Ray reserve the devices of all nodes of a slot together, once they are free."""
+        return placement_group(
+            [self._resources(share) for share in slot.shares],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": share.node.id} for share in slot.shares],
+        )
+
+    def _resources(self, share: _NodeShare) -> dict[str, float]:
+        """Returns what Ray is asked for on a node."""
+        cpus = share.node.cpus
+        of_each = cpus / share.of if share.of > cpus else float(cpus // share.of)
+        if self._kind == "cpu":
+            return {"CPU": of_each}
+        # Of one actor, so that all are on its node.
+        gpus = self._devices_on_each_node / self._request.trials_per_device
+        return {"GPU": gpus, "CPU": min(1.0, cpus / share.of)}
+
+    def _executor_on(
+        self, slot: _Slot, number: int, *, group: Any, others: Sequence[ClusterExecutor]
+    ) -> ClusterExecutor:
+        """Start the worker on one of a slot's nodes; `others` are those of the nodes after it."""
+        share = slot.shares[number]
+        node = share.node
+        resources = self._resources(share)
+        kind: type[NodeWorker] = NodeWorker
+        settings: dict[str, Any] = {}
+        is_first_of_several = number == 0 and bool(others)
+        if is_first_of_several:
+            kind = NodeWorkerOfFirst
+            settings = {
+                "nodes": [one.node.name for one in slot.shares],
+                "others": [other.worker.actor for other in others],
+            }
 
         def start() -> Any:
-            actor = ray.remote(NodeWorker).options(
-                **resources,
+            strategy: Any = on_node(node.id)
+            if group is not None:
+                strategy = PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=number
+                )
+            actor = ray.remote(kind).options(
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=CALLS_AT_ONCE,
-                scheduling_strategy=on_node(node.id),
+                scheduling_strategy=strategy,
             )
             return actor.remote(
                 search=self._search,
-                slot=slot.number,
-                slots=slot.of,
+                slot=share.number,
+                slots=share.of,
                 cpus=node.cpus,
                 threads=os.environ.get("OMP_NUM_THREADS"),
                 make_executor=self._make_executor,
+                **settings,
             )
 
-        slot.started = ClusterExecutor(
+        return ClusterExecutor(
             self._work,
-            worker=RemoteWorker(start, place=self._name(slot), node=node.id, note=self._note),
+            worker=RemoteWorker(start, place=self._name(share), node=node.id, note=self._note),
             shipment=self._shipment,
             excluded=self._excluded(),
             cores=node.cpus,
             should_stop=self.should_stop,
             note=self._note,
+            others=others if is_first_of_several else (),
+            release=partial(_remove, group) if is_first_of_several else lambda: None,
         )
-        slot.lost_at = None
 
-    def _name(self, slot: _Slot) -> str:
-        """Returns what the user is told of a slot. Which GPUs a worker gets, Ray decides."""
-        if slot.of == 1:
-            return slot.node.name
+    def _name(self, share: _NodeShare) -> str:
+        """Returns what the user is told of a share. Which GPUs a worker gets, Ray decides."""
+        if share.of == 1:
+            return share.node.name
         if self._kind == "cpu":
-            return f"{slot.node.name} cpu {slot.number}"
-        if self._devices_per_trial == 1:
-            return f"{slot.node.name} gpu {slot.number}"
-        first = slot.number * self._devices_per_trial
-        return f"{slot.node.name} gpus {first}-{first + self._devices_per_trial - 1}"
+            return f"{share.node.name} cpu {share.number}"
+        if self._devices_on_each_node == 1:
+            return f"{share.node.name} gpu {share.number}"
+        first = share.number * self._devices_on_each_node
+        return f"{share.node.name} gpus {first}-{first + self._devices_on_each_node - 1}"
 
     def _excluded(self) -> list[Path]:
         excluded = [self._work.absolute()]
@@ -426,7 +520,7 @@ class DevicesOfCluster(Devices):
         """
         said_at = time.monotonic() + _SECONDS_UNTIL_SAID
         for _ in range(MAX_RETRIES + 1):
-            while waiting := [slot for slot in self._slots if not slot.worker.is_lost]:
+            while waiting := [slot for slot in self._slots if not slot.is_lost]:
                 for slot in waiting:
                     if slot.is_ready:
                         return slot
@@ -437,7 +531,7 @@ class DevicesOfCluster(Devices):
                     )
                 self._check_stop()
                 time.sleep(POLL_SECONDS)
-            lost = [slot.worker.why_lost for slot in self._slots]
+            lost = [slot.why_lost for slot in self._slots]
             why = lost[0] if lost else "no node that can run trials is left"
             self._start_lost()
         raise TrialLost(
@@ -467,7 +561,7 @@ class DevicesOfCluster(Devices):
         self._add_slots()
         alive = {node.id for node in self._nodes}
         for slot in self._slots:
-            if slot.started is None or (slot.started.is_lost and slot.node.id in alive):
+            if slot.started is None or (slot.is_lost and slot.is_on(alive)):
                 self._start(slot)
 
     def replace_first(self) -> bool:
@@ -507,12 +601,14 @@ class DevicesOfCluster(Devices):
 
     def _place(self, slot: _Slot, *, definition: StudyDefinition, predicts: bool) -> TrialPlace:
         executor, device = slot.executor, definition.device
+        name = " + ".join(worker.place for worker in executor.workers)
+        of_cpu = max(share.of for share in slot.shares)
         place = TrialPlace(
             executor=executor,
             device=device,
-            trials_on_device=self._request.trials_per_device if self._kind == "cuda" else slot.of,
-            name=executor.worker.place,
-            queue=executor.worker.place,
+            trials_on_device=self._request.trials_per_device if self._kind == "cuda" else of_cpu,
+            name=name,
+            queue=name,
             predict=forecast_by(executor, device, definition) if predicts else None,
             is_lost=lambda: executor.is_lost,
         )
@@ -526,16 +622,18 @@ class DevicesOfCluster(Devices):
 
         The slot may have another worker by now.
         """
-        name, ready = executor.worker.place, executor.worker.ready
+        name = " + ".join(worker.place for worker in executor.workers)
+        ready = [worker.ready for worker in executor.workers]
         said_at = time.monotonic() + _SECONDS_UNTIL_SAID
-        while not ready.done():
+        while not all(one.done() for one in ready):
             if time.monotonic() > said_at:
                 said_at = float("inf")
                 holder = "another job of the cluster"
                 self._listener(WaitingForDevice(device=name, holder=holder, place=name))
             self._check_stop()
             time.sleep(POLL_SECONDS)
-        ready.result()
+        for one in ready:
+            one.result()
         model = definition.device
         try:
             device = model
@@ -547,7 +645,9 @@ class DevicesOfCluster(Devices):
                     f"{model.model}"
                 )
             self._examine(device, name=name)
-            executor.use_devices_from(device, count=self._devices_per_trial)
+            executor.use_devices_from(
+                device, count=self._devices_per_trial, nodes=self._nodes_per_trial
+            )
             executor.bring(definition.workload, self._work / definition.name / PREPARED)
         except InvalidInput:
             slot.is_refused = True
@@ -568,7 +668,7 @@ class DevicesOfCluster(Devices):
                 self._add_slots()
                 alive = {node.id for node in self._nodes}
                 for slot in self._slots:
-                    if slot.node.id in alive and not slot.is_refused and self._is_due(slot):
+                    if slot.is_on(alive) and not slot.is_refused and self._is_due(slot):
                         self._start(slot)
                         joined.put(place_of(slot))
 
@@ -576,7 +676,7 @@ class DevicesOfCluster(Devices):
         """Whether a slot needs a worker now: it never had one, or lost its last a while ago."""
         if slot.started is None:
             return True
-        if not slot.worker.is_lost:
+        if not slot.is_lost:
             return False
         if slot.lost_at is None:
             slot.lost_at = time.monotonic()
@@ -589,6 +689,26 @@ class DevicesOfCluster(Devices):
                 )
         pause = min(2.0**slot.losses, _LONGEST_PAUSE_SECONDS)
         return time.monotonic() - slot.lost_at >= pause
+
+
+def _next_shares(free: Sequence[list[_NodeShare]], nodes_per_trial: int) -> tuple[_NodeShare, ...]:
+    """Take the shares of one more trial out of those that are `free` on each node.
+
+    Empty where too few nodes have any. The first node has its shares used first; of several nodes
+    those with the most are taken, which leaves the fewest shares over.
+    """
+    left = [shares for shares in free if shares]
+    if len(left) < nodes_per_trial:
+        return ()
+    if nodes_per_trial > 1:
+        left.sort(key=len, reverse=True)
+    return tuple(shares.pop(0) for shares in left[:nodes_per_trial])
+
+
+def _remove(group: Any) -> None:
+    """Give the devices of a placement group back to Ray."""
+    with suppress(Exception):  # the cluster is gone, and the group with it
+        remove_placement_group(group)
 
 
 def _what_they_have(nodes: Sequence[ClusterNode]) -> str:

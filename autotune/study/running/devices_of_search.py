@@ -15,6 +15,7 @@ from typing import Self
 
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
 from autotune.execution.cpu_shares import (
+    check_is_one_node,
     check_ranks_on_cpu,
     cpu_shares,
     processes_beside,
@@ -88,6 +89,7 @@ class Devices(ABC):
         request: SearchRequest,
         *,
         devices_per_trial: int,
+        nodes_per_trial: int = 1,
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
@@ -187,9 +189,11 @@ class DevicesOfMachine(Devices):
         request: SearchRequest,
         *,
         devices_per_trial: int,
+        nodes_per_trial: int = 1,
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
+        check_is_one_node(nodes_per_trial)
         self._request = request
         if request.devices is not None:
             self._chosen = choose_devices(

@@ -83,7 +83,7 @@ def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, **settings):
     request = SearchRequest(storage=f"sqlite:///{tmp_path}/a.db", ray="auto", **settings)
     devices.choose(request, devices_per_trial=devices_per_trial, stored=None, is_confirmation=False)
     notes = [event.message for event in events if isinstance(event, Notice)]
-    return [slot.node.name for slot in devices._slots], notes
+    return [slot.shares[0].node.name for slot in devices._slots], notes
 
 
 def test_every_gpu_of_the_model_of_which_there_are_most_is_used(monkeypatch, tmp_path):

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import TrialLost
+from autotune.execution.joint_outcome import together
 from autotune.execution.process import ranks as ranks_module
-from autotune.execution.process.ranks import run_on_ranks, together
+from autotune.execution.process.ranks import run_on_ranks
 from autotune.execution.server.forked import run_in_fork
 from autotune.execution.server.replies import TrainingFailed
 from autotune.memory.host import available_bytes
+from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.result import Measurement
 
 
@@ -27,7 +29,7 @@ def outcome_of(run, *, size=2):
 
     def ranks():
         try:
-            return {"results": run_on_ranks(run, size=size)}
+            return {"results": run_on_ranks(run, NodeRanks(size=size, count=size))}
         except TrainingFailed as failed:
             return {"outcome": failed.ending.outcome, "message": failed.ending.message}
 
@@ -62,7 +64,7 @@ def test_the_ranks_share_what_the_host_has_left():
 
     def ranks():
         resource.setrlimit(resource.RLIMIT_DATA, (2**45, 2**45))
-        return {"results": run_on_ranks(run, size=4)}
+        return {"results": run_on_ranks(run, NodeRanks(size=4, count=4))}
 
     left = available_bytes()
     for found in run_in_fork(ranks)["results"]:
@@ -154,7 +156,7 @@ def trial_of_sleeping_ranks(folder, **options):
 
     trial = os.fork()
     if trial == 0:
-        run_on_ranks(run, size=2, **options)
+        run_on_ranks(run, NodeRanks(size=2, count=2), **options)
     files = [folder / "0", folder / "1"]
     while not all(file.exists() for file in files):
         time.sleep(0.01)
@@ -184,7 +186,7 @@ def test_the_end_of_a_rank_is_noticed_while_what_it_has_forked_holds_its_pipe(tm
     trial = os.fork()
     if trial == 0:
         try:
-            run_on_ranks(run, size=2)
+            run_on_ranks(run, NodeRanks(size=2, count=2))
         finally:
             os._exit(0)
     os.waitpid(trial, 0)
