@@ -104,7 +104,7 @@ class Closest:
     def use_devices(self, devices: int, why: str) -> None:
         """Replace the number of devices."""
         if self.recipe.devices != devices:
-            workload = dataclasses.replace(self.recipe.workload, devices_per_trial=devices)
+            workload = self.recipe.workload.on_devices(devices)
             self.recipe = dataclasses.replace(self.recipe, workload=workload)
             self.reasons["devices_per_trial"] = (devices, why)
 

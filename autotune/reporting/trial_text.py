@@ -275,7 +275,7 @@ def answer_of(result: StudyResult) -> str:
 def about(result: StudyResult) -> str:
     """Returns workload, device and torch version in one line."""
     workload, device = result.workload, result.device
-    place = device.describe(devices=workload.devices_per_trial)
+    place = device.describe(devices=workload.devices_per_trial, nodes=workload.nodes_per_trial)
     return (
         f"{workload.describe(counted=result.terms.counted)}, {workload.steps} steps, on {place}, "
         f"torch {device.versions.get('torch', '?')}"
@@ -288,7 +288,8 @@ def place_and_cap(result: StudyResult) -> str:
     cap = format_size(result.cap_bytes)
     if devices == 1:
         return f"{device.name} ({device.device}), cap {cap}"
-    return f"{device.describe(devices=devices)}, cap {cap} each"
+    place = device.describe(devices=devices, nodes=result.workload.nodes_per_trial)
+    return f"{place}, cap {cap} each"
 
 
 def extrapolation_note(prediction: Prediction) -> str:

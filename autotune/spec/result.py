@@ -111,9 +111,11 @@ class DeviceInfo(Schema):
         """The UUID by which NVML knows the device; None where it does not."""
         return self.uuid if self.is_known_to_nvml else None
 
-    def describe(self, *, devices: int = 1) -> str:
-        """Returns `cuda:0 (NVIDIA H200)`, or `4 cuda devices (NVIDIA H200)` for several."""
+    def describe(self, *, devices: int = 1, nodes: int = 1) -> str:
+        """Returns `cuda:0 (NVIDIA H200)`, or `4 cuda devices on 2 nodes (NVIDIA H200)`."""
         name = self.device if devices == 1 else f"{devices} {self.type} devices"
+        if nodes > 1:
+            name += f" on {nodes} nodes"
         return f"{name} ({self.name})"
 
     @property

@@ -44,7 +44,8 @@ class StudyDefinition(Schema):
         devices = self.workload.devices_per_trial
         each_of = "" if devices == 1 else "each of "
         cap = format_size(self.cap_bytes)
-        return f"{cap} on {each_of}{self.device.describe(devices=devices)}"
+        place = self.device.describe(devices=devices, nodes=self.workload.nodes_per_trial)
+        return f"{cap} on {each_of}{place}"
 
     def legal_space(self) -> LegalSpace:
         """Returns the part of the space that is legal for the workload and the device."""

@@ -93,6 +93,7 @@ SPACES: dict[str, str | bytes] = {
     "techniques.engine": _technique('engine = ["jax"]'),
     "workload.devices_per_trial": _workload("devices_per_trial = 0"),
     "workload.devices_per_trial/uneven": _workload("devices_per_trial = 3"),
+    "workload.nodes_per_trial": _workload("nodes_per_trial = 2"),
     "techniques.memory_budget": _technique("memory_budget = [1.5]"),
     "techniques.memory_budget/nan": _technique("memory_budget = [nan]"),
     "techniques.memory_budget/bool": _technique("memory_budget = [true]"),

@@ -108,7 +108,9 @@ COMMAND_LINES = {
         --devices-per-trial 2 --script train.py
         --devices 3 --devices-per-trial 2 | --workers 3 --devices-per-trial 2
         --devices cuda:0,cuda:1,cuda:2 --devices-per-trial 2
-        --ray auto --devices 6 --devices-per-trial 4
+        --ray auto --devices 6 --devices-per-trial 4 | --devices-per-trial 2 --nodes-per-trial 2
+        --ray auto --devices-per-trial 4 --nodes-per-trial 3 | --ray auto --nodes-per-trial 2
+        --nodes-per-trial 0 | --nodes-per-trial x | --nodes-per-trial 5000
         --device cpu --devices 2 --devices-per-trial 4
         --pipeline-parallel 2 | --context_parallel 2 | --expert-parallel-size 2
         --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml
@@ -221,6 +223,8 @@ COMMAND_LINES = {
         --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
         --max-mem 8GiB --sharding x | --max-mem 8GiB --sharding zero3
         --max-mem 8GiB --devices-per-trial 3 | --max-mem 8GiB --offload disk
+        --max-mem 8GiB --devices-per-trial 2 --nodes-per-trial 2
+        --max-mem 8GiB --nodes-per-trial 2 --no-trial
         --max-mem 8GiB --devices-per-trial 4 --sharding hsdp --sharding-group 3
         --max-mem 8GiB --tensor-parallel 2 | --max-mem 8GiB --gradient-reduction fp16
         --max-mem 8GiB --engine jax
@@ -275,6 +279,7 @@ COMMAND_LINES = {
         --study real --trial 0 --compute-capability nine IN_REAL
         --sharding x | --sharding zero3 | --devices-per-trial 0 | --devices-per-trial x
         --devices-per-trial 3 | --devices-per-trial 2 --sharding none | --offload disk
+        --nodes-per-trial 2 | --devices-per-trial 4 --nodes-per-trial 3
         --world-size 3 | --world-size x | --world-size 0
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --sharding-group 2
         --devices-per-trial 4 --tensor-parallel 3 | --tensor-parallel 2 | --engine jax

@@ -132,10 +132,7 @@ def compute(views: Sequence[StudyView]) -> Comparison:
     else:
         memory_is = f"memory compared with the cap, {unit.name}"
     sides = [_side(view, unit) for view in views]
-    workloads = {
-        dataclasses.replace(view.definition.workload, devices_per_trial=1).fingerprint
-        for view in views
-    }
+    workloads = {view.definition.workload.on_devices(1).fingerprint for view in views}
     if len(workloads) == 1 and len({view.result.device.name for view in views}) == 1:
         sides = _scaled(sides)
     return Comparison(
@@ -201,7 +198,9 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         baseline_peak = baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
     return Side(
         study=result.study,
-        device=result.device.describe(devices=result.workload.devices_per_trial),
+        device=result.device.describe(
+            devices=result.workload.devices_per_trial, nodes=result.workload.nodes_per_trial
+        ),
         torch=result.device.versions.get("torch", "?"),
         cap_bytes=result.cap_bytes,
         workload=f"{result.workload.describe(counted=result.terms.counted)}, "
@@ -235,10 +234,7 @@ def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> TrialOnFro
 
 def _differences(views: Sequence[StudyView]) -> Iterator[str]:
     # The global batch is the same on any number of devices, so that they can be compared.
-    workloads = [
-        _flat(dataclasses.replace(view.definition.workload, devices_per_trial=1).to_dict())
-        for view in views
-    ]
+    workloads = [_flat(view.definition.workload.on_devices(1).to_dict()) for view in views]
     for workload, known in zip(workloads, _files(views), strict=True):
         workload |= known
     fields = dict.fromkeys(name for workload in workloads for name in workload)
@@ -257,6 +253,10 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
         (
             "number of devices",
             [str(view.definition.workload.devices_per_trial) for view in views],
+        ),
+        (
+            "number of nodes",
+            [str(view.definition.workload.nodes_per_trial) for view in views],
         ),
     ]
     for package in views[0].result.device.versions:

@@ -129,7 +129,9 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
     yield "device", f"{device.name}, {device.device}, {format_size(device.total_memory_bytes)}"
     devices = result.workload.devices_per_trial
     if devices > 1:
-        yield "devices of a trial", f"{devices}; cap and peak memory are those of each"
+        nodes = result.workload.nodes_per_trial
+        on_nodes = "" if nodes == 1 else f" on {nodes} nodes"
+        yield "devices of a trial", f"{devices}{on_nodes}; cap and peak memory are those of each"
     if device.others:
         yield "in use by others", device.others
     yield "cap", format_size(result.cap_bytes)

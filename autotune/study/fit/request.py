@@ -108,6 +108,7 @@ class FitRequest(PredictedSpace):
                 "--all tries every configuration of a search space, and there is none",
                 hint="name one with --space, or leave --all out",
             )
+        self._check_nodes()
         if self.vary == "devices":
             self._check_varying_devices()
         # The device, and with it the defaults of the workload, is not known yet. This imports
@@ -137,6 +138,19 @@ class FitRequest(PredictedSpace):
             max_mem=self.max_mem or result.cap_bytes,
             configuration={} if trial is None else trial.config.to_dict(),
         )
+
+    def _check_nodes(self) -> None:
+        nodes = self.workload.get("nodes_per_trial") or 1
+        if nodes > 1 and self.vary == "devices":
+            raise InvalidInput(
+                f"--vary devices varies those of one node, and --nodes-per-trial is {nodes}",
+                hint="leave one of them out",
+            )
+        if nodes > 1 and self.confirm:
+            raise InvalidInput(
+                f"the trial at the end runs on this machine, and --nodes-per-trial is {nodes}",
+                hint="add --no-trial, or leave --nodes-per-trial out",
+            )
 
     def _check_varying_devices(self) -> None:
         if self.workload.get("devices_per_trial") is not None:
@@ -175,7 +189,7 @@ class FitRequest(PredictedSpace):
             micro_batch_size = self.configuration.get("micro_batch_size", workload.global_batch)
             workload = dataclasses.replace(workload, global_batch=micro_batch_size)
         if self.vary == "devices":
-            workload = dataclasses.replace(workload, devices_per_trial=self._first_guess(workload))
+            workload = workload.on_devices(self._first_guess(workload))
         return Varying(vary=self.vary, workload=workload, keeps_global_batch=keeps)
 
     def base(self, varying: Varying) -> TrainingConfig:

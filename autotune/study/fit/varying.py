@@ -163,7 +163,7 @@ class Varying:
             case "devices":
                 if value == 1:
                     config = replace(config, sharding="none", gradient_reduction="fp32")
-                return replace(self.workload, devices_per_trial=value), config
+                return self.workload.on_devices(value), config
 
     def accumulates(self, config: TrainingConfig) -> bool:
         """Returns whether an optimizer step may have several micro batches."""

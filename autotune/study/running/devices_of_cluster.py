@@ -371,7 +371,9 @@ class DevicesOfCluster(Devices):
         """
         nodes = {node.id for node in self._nodes}
         for slot in list(self._slots):
-            if slot.is_lost and not slot.is_on(nodes):
+            # Ray waits for all nodes of a trial, also for one that will not come back.
+            is_over = slot.is_lost or (len(slot.shares) > 1 and not slot.is_ready)
+            if is_over and not slot.is_on(nodes):
                 self._slots.remove(slot)
                 if slot is not self._first:
                     slot.shutdown()
@@ -403,9 +405,10 @@ class DevicesOfCluster(Devices):
         if node.gpus and used < node.gpus:
             idle = node.gpus - used
             what = "left out" if not used else "used in part"
+            are = "is" if idle == 1 else "are"
             self._note(
                 f"{node.name} is {what}: a trial uses {self._devices_on_each_node} GPUs of one "
-                f"node, so that {idle} of its {node.gpus} GPUs {'is' if idle == 1 else 'are'} left idle"
+                f"node, so that {idle} of its {node.gpus} GPUs {are} left idle"
             )
         return used // self._devices_on_each_node * self._request.trials_per_device
 

@@ -65,7 +65,7 @@ def devices_kept(devices):
     return keep
 
 
-def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, **settings):
+def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, nodes_per_trial=1, **settings):
     """Returns the nodes of the slots that a search on these nodes has, and what it says."""
     events = []
     devices = DevicesOfCluster(
@@ -81,9 +81,16 @@ def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, **settings):
     monkeypatch.setattr(devices, "_keep_the_free", devices_kept(devices))
     devices._nodes = list(listed)
     request = SearchRequest(storage=f"sqlite:///{tmp_path}/a.db", ray="auto", **settings)
-    devices.choose(request, devices_per_trial=devices_per_trial, stored=None, is_confirmation=False)
+    devices.choose(
+        request,
+        devices_per_trial=devices_per_trial,
+        nodes_per_trial=nodes_per_trial,
+        stored=None,
+        is_confirmation=False,
+    )
     notes = [event.message for event in events if isinstance(event, Notice)]
-    return [slot.shares[0].node.name for slot in devices._slots], notes
+    names = ["+".join(share.node.name for share in slot.shares) for slot in devices._slots]
+    return names, notes
 
 
 def test_every_gpu_of_the_model_of_which_there_are_most_is_used(monkeypatch, tmp_path):
@@ -228,3 +235,71 @@ def test_more_gpus_than_the_cluster_has_are_an_error_that_says_how_many_there_ar
     with pytest.raises(InvalidInput, match="9 devices are asked for") as caught:
         chosen([node(1, gpus=8, model="H100")], monkeypatch, tmp_path, devices="9")
     assert "node1: 8 GPUs (H100)" in caught.value.message
+
+
+# -- several nodes a trial -------------------------------------------------------------------------
+
+
+def of_two_nodes(listed, monkeypatch, tmp_path, *, devices_per_trial=8, **settings):
+    return chosen(
+        listed,
+        monkeypatch,
+        tmp_path,
+        devices_per_trial=devices_per_trial,
+        nodes_per_trial=2,
+        **settings,
+    )
+
+
+def test_a_trial_has_the_same_number_of_gpus_on_each_of_its_nodes(monkeypatch, tmp_path):
+    listed = [node(number, gpus=4, model="H100") for number in range(1, 5)]
+    used, notes = of_two_nodes(listed, monkeypatch, tmp_path)
+    assert (used, notes) == (["node1+node2", "node3+node4"], [])
+
+
+def test_nodes_with_the_most_free_gpus_are_used_first_so_that_fewest_are_left_over(
+    monkeypatch, tmp_path
+):
+    listed = [
+        node(1, gpus=4, model="H100"),
+        node(2, gpus=4, model="H100"),
+        node(3, gpus=8, model="H100"),
+    ]
+    assert of_two_nodes(listed, monkeypatch, tmp_path)[0] == ["node3+node1", "node2+node3"]
+
+
+def test_a_number_of_devices_is_that_of_all_nodes_of_all_trials(monkeypatch, tmp_path):
+    listed = [node(number, gpus=4, model="H100") for number in range(1, 5)]
+    assert of_two_nodes(listed, monkeypatch, tmp_path, devices="8")[0] == ["node1+node2"]
+
+
+def test_cpus_of_two_nodes_have_as_many_slots_as_trials_are_asked_for(monkeypatch, tmp_path):
+    listed = [node(1), node(2), node(3)]
+    used, _ = of_two_nodes(
+        listed, monkeypatch, tmp_path, devices_per_trial=4, device="cpu", devices="8"
+    )
+    assert len(used) == 2
+    assert all(len(set(names.split("+"))) == 2 for names in used)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"devices_per_trial": 4},
+            "a trial uses 2 nodes, with 2 GPUs each, and the Ray cluster has 1 that it can use: "
+            "node1: 4 GPUs (H100); node2: 1 GPUs (H100)",
+        ),
+        (
+            {"devices_per_trial": 16},
+            "a trial uses 8 GPUs of one node, and no node of the Ray cluster has as many: the "
+            "largest is node1: 4 GPUs (H100)",
+        ),
+        ({"devices_per_trial": 64, "device": "cpu"}, "a trial uses 2 nodes, and the Ray cluster"),
+    ],
+)
+def test_a_cluster_without_the_nodes_of_a_trial_says_so(settings, message, monkeypatch, tmp_path):
+    listed = [node(1, gpus=4, model="H100"), node(2, gpus=1, model="H100", cpus=0)]
+    with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
+        of_two_nodes(listed, monkeypatch, tmp_path, **settings)
+    assert raised.value.hint
