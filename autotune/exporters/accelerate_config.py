@@ -29,6 +29,7 @@ from autotune.exporters.script_lines import (
     optimizer_line,
     write_schedule,
 )
+from autotune.exporters.several_nodes import FIRST_NODE, PORT, note
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 
@@ -49,7 +50,10 @@ def write(recipe: Recipe, version: str) -> Export:
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(entry.why for entry in unsupported)
     return Export(
-        files=files, command=_command(recipe), unsupported=unsupported, notes=_notes(recipe)
+        files=files,
+        command=_command(recipe),
+        unsupported=unsupported,
+        notes=(*_notes(recipe), *machines_note(recipe)),
     )
 
 
@@ -123,8 +127,9 @@ def _settings(recipe: Recipe) -> dict[str, object]:
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _distributed_type(recipe),
         "num_processes": recipe.devices,
-        "num_machines": 1,
+        "num_machines": recipe.nodes,
         "machine_rank": 0,
+        **_meeting(recipe),
         "use_cpu": recipe.device_type == "cpu",
         "debug": False,
         "mixed_precision": _mixed_precision(recipe),
@@ -139,6 +144,18 @@ def _settings(recipe: Recipe) -> dict[str, object]:
             "dynamo_use_regional_compilation": recipe.config.compile == "block",
         }
     return settings
+
+
+def _meeting(recipe: Recipe) -> dict[str, object]:
+    """Returns where the processes of several nodes meet."""
+    if recipe.nodes == 1:
+        return {}
+    return {"main_process_ip": FIRST_NODE, "main_process_port": PORT, "same_network": True}
+
+
+def machines_note(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the note on the file that each of several nodes has."""
+    return note(recipe, f" in {FILE}, and machine_rank 1, 2, ... there on the others")
 
 
 def _distributed_type(recipe: Recipe) -> str:

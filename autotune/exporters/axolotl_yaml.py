@@ -27,6 +27,7 @@ from autotune.exporters.named_schedule import named_schedule, warmup_reasons
 from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
+from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.trainer_keys import OF_OTHER_PACKAGES
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
@@ -61,7 +62,8 @@ def write(recipe: Recipe, version: str) -> Export:
         files[AUTO_FILE] = json_text(automatic(dataclasses.replace(recipe, config=config)))
     command = f"axolotl train {FILE}"
     if recipe.devices > 1:
-        command += f" --launcher torchrun -- --nproc_per_node={recipe.devices}"
+        options = torchrun(recipe, f"--nproc_per_node={recipe.devices}")
+        command += f" --launcher torchrun -- {options}"
     # Without what axolotl makes itself: tf32 and the settings of the allocator.
     precision = "fp32" if recipe.config.precision == "tf32" else recipe.config.precision
     launcher_config = dataclasses.replace(recipe.config, precision=precision, allocator="default")
@@ -69,7 +71,8 @@ def write(recipe: Recipe, version: str) -> Export:
         files[LAUNCHER] = launcher(dataclasses.replace(recipe, config=launcher_config))
         start = "accelerate launch"
         if recipe.devices > 1:
-            start = f"torchrun --standalone --nproc_per_node={recipe.devices}"
+            options = torchrun(recipe, f"--standalone --nproc_per_node={recipe.devices}")
+            start = f"torchrun {options}"
         command = f"{start} {LAUNCHER} -m axolotl.cli.train {FILE}"
     if effective["allocator"] == "default":
         command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
@@ -78,7 +81,7 @@ def write(recipe: Recipe, version: str) -> Export:
         command=command,
         before_use=filled.before_use,
         unsupported=closest.unsupported(),
-        notes=(*_notes(recipe, effective), *filled.notes),
+        notes=(*_notes(recipe, effective), *note(recipe), *filled.notes),
     )
 
 

@@ -45,7 +45,10 @@ def write(recipe: Recipe, version: str) -> Export:
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(entry.why for entry in unsupported)
     return Export(
-        files=files, command=_command(recipe), unsupported=unsupported, notes=_notes(recipe)
+        files=files,
+        command=_command(recipe),
+        unsupported=unsupported,
+        notes=(*_notes(recipe), *_nodes_note(recipe)),
     )
 
 
@@ -65,12 +68,25 @@ def json_text(settings: dict[str, object]) -> str:
 
 def _command(recipe: Recipe) -> str:
     devices = f"--num_gpus {recipe.devices} " if recipe.devices > 1 else ""
+    if recipe.nodes > 1:
+        devices = f"--hostfile hostfile --num_nodes {recipe.nodes} "
+        devices += f"--num_gpus {recipe.devices_on_each_node} "
     if not launch.is_needed(recipe.config):
         return f"deepspeed {devices}train.py --deepspeed --deepspeed_config {FILE}"
     # Without the flag the first argument would be the rank, where the launcher expects a script.
     return (
         f"deepspeed {devices}--no_local_rank {launch.FILE} train.py --deepspeed "
         f"--deepspeed_config {FILE}"
+    )
+
+
+def _nodes_note(recipe: Recipe) -> tuple[str, ...]:
+    if recipe.nodes == 1:
+        return ()
+    slots = recipe.devices_on_each_node
+    return (
+        f"the trial ran on {recipe.nodes} nodes with {slots} devices each: run the command on the "
+        f"first; hostfile has a line for each of them, such as worker-1 slots={slots}",
     )
 
 

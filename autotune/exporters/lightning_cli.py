@@ -29,6 +29,7 @@ from autotune.exporters.script_lines import (
     optimizer_arguments,
     optimizer_class,
 )
+from autotune.exporters.several_nodes import FIRST_NODE, PORT
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
@@ -76,7 +77,7 @@ def write(recipe: Recipe, version: str) -> Export:
         files=files,
         command=command,
         unsupported=closest.unsupported(),
-        notes=_notes(recipe),
+        notes=(*_notes(recipe), *_nodes_note(recipe)),
     )
 
 
@@ -121,7 +122,8 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
         "seed_everything": workload.seed,
         "trainer": {
             "accelerator": "cpu" if recipe.device_type == "cpu" else "gpu",
-            "devices": recipe.devices,
+            "devices": recipe.devices_on_each_node,
+            **({"num_nodes": recipe.nodes} if recipe.nodes > 1 else {}),
             **_strategy(recipe.config, devices=recipe.devices),
             "precision": _precision(recipe),
             "max_steps": workload.steps,
@@ -283,6 +285,16 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
             f"your LightningDataModule reads the data: cut it to {workload.sequence_length} tokens",
         ),
     }
+
+
+def _nodes_note(recipe: Recipe) -> tuple[str, ...]:
+    if recipe.nodes == 1:
+        return ()
+    return (
+        f"the trial ran on {recipe.nodes} nodes with {recipe.devices_on_each_node} devices each: "
+        f"run the command on each of them with MASTER_ADDR={FIRST_NODE}, the address of the first, "
+        f"MASTER_PORT={PORT}, and NODE_RANK=0, 1, ...; in a Slurm job srun is enough",
+    )
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:

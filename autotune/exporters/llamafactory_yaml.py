@@ -87,7 +87,11 @@ def write(recipe: Recipe, version: str) -> Export:
         command=command,
         before_use=(*filled.before_use, *_before_use(recipe.workload)),
         unsupported=on_devices.unsupported(),
-        notes=(*_notes(recipe, closest), *filled.notes),
+        notes=(
+            *_notes(recipe, closest),
+            *accelerate_config.machines_note(recipe),
+            *filled.notes,
+        ),
     )
 
 

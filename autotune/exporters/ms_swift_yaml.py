@@ -34,6 +34,7 @@ from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import text_notes, user_script_note
+from autotune.exporters.several_nodes import FIRST_NODE, note
 from autotune.exporters.trainer_keys import (
     HAS,
     KEY_NOTES,
@@ -76,7 +77,11 @@ def write(recipe: Recipe, version: str) -> Export:
         command=f"swift {command} {FILE}",
         before_use=filled.before_use,
         unsupported=on_devices.unsupported(),
-        notes=(*_notes(recipe), *filled.notes),
+        notes=(
+            *_notes(recipe),
+            *note(recipe, f" in {FILE}, and NODE_RANK 1, 2, ... there on the others"),
+            *filled.notes,
+        ),
     )
 
 
@@ -143,7 +148,9 @@ def _environment(recipe: Recipe) -> dict[str, Any]:
     """Returns the variables of the process; without a number of devices it would use all."""
     variables: dict[str, Any] = {}
     if recipe.devices > 1 or recipe.config.engine == "deepspeed":
-        variables["NPROC_PER_NODE"] = recipe.devices
+        variables["NPROC_PER_NODE"] = recipe.devices_on_each_node
+    if recipe.nodes > 1:
+        variables |= {"NNODES": recipe.nodes, "NODE_RANK": 0, "MASTER_ADDR": FIRST_NODE}
     elif recipe.device_type == "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = "0"
     if recipe.config.allocator == "expandable":

@@ -91,6 +91,15 @@ class Recipe:
         return self.workload.devices_per_trial
 
     @property
+    def nodes(self) -> int:
+        """Number of nodes that the devices are on, in equal parts."""
+        return self.workload.nodes_per_trial
+
+    @property
+    def devices_on_each_node(self) -> int:
+        return self.devices // self.nodes
+
+    @property
     def replicas(self) -> int:
         """Number of parts of a global batch that are trained at once."""
         return self.devices // self.config.tensor_parallel

@@ -90,7 +90,7 @@ def write(recipe: Recipe, version: str) -> Export:
         command=command,
         before_use=(*filled.before_use, *_before_use(recipe)),
         unsupported=on_devices.unsupported(),
-        notes=(*notes, *filled.notes),
+        notes=(*notes, *accelerate_config.machines_note(recipe), *filled.notes),
     )
 
 

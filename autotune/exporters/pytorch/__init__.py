@@ -18,6 +18,7 @@ from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
 from autotune.exporters.reasons import WITH_KERNELS
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe
+from autotune.exporters.several_nodes import note
 from autotune.spec.model_file import with_layers
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -47,7 +48,7 @@ def write(recipe: Recipe, version: str) -> Export:
         files=files,
         command=f"{script.start(recipe)} {script.FILE}",
         unsupported=closest.unsupported(),
-        notes=tuple(_notes(recipe)),
+        notes=(*_notes(recipe), *note(recipe, ", in a folder that all of them see")),
     )
 
 

@@ -20,6 +20,7 @@ from autotune.exporters.pytorch.devices import device_parts
 from autotune.exporters.pytorch.models import model_parts
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_parts
 from autotune.exporters.recipe import Recipe, in_docstring
+from autotune.exporters.several_nodes import torchrun
 from autotune.spec.config import TrainingConfig
 from autotune.units import format_size
 
@@ -30,7 +31,8 @@ def start(recipe: Recipe) -> str:
     """Returns what the command line begins with, before the name of the script."""
     if recipe.devices == 1:
         return "python"
-    return f"torchrun --standalone --nproc-per-node {recipe.devices}"
+    options = torchrun(recipe, f"--standalone --nproc-per-node {recipe.devices}")
+    return f"torchrun {options}"
 
 
 def script(recipe: Recipe, promise: Mapping[str, Any]) -> str:

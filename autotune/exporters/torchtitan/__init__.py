@@ -17,6 +17,7 @@ from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
+from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import BESIDE_ADAPTERS
@@ -43,12 +44,13 @@ def write(recipe: Recipe, version: str) -> Export:
     if is_needed(launcher_config):
         files[LAUNCHER] = launcher(dataclasses.replace(recipe, config=launcher_config))
         start = f"{LAUNCHER} {start}"
-    command = f"torchrun --nproc_per_node={recipe.devices} {start} {arguments}"
+    options = torchrun(recipe, f"--nproc_per_node={recipe.devices}")
+    command = f"torchrun {options} {start} {arguments}"
     return Export(
         files=files,
         command=command,
         unsupported=closest.unsupported(),
-        notes=tuple(_notes(recipe, version, effective)),
+        notes=(*_notes(recipe, version, effective), *note(recipe)),
     )
 
 

@@ -18,6 +18,7 @@ from autotune.exporters.promise import OF_TRAINER, promise_file, promised
 from autotune.exporters.reasons import WITH_KERNELS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
+from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.trainer_keys import (
     FP16_ON_CPU,
     KEY_NOTES,
@@ -54,7 +55,7 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
-    notes = tuple(_notes(recipe, version, lacking))
+    notes = (*_notes(recipe, version, lacking), *note(recipe))
     return Export(
         files=files,
         command=_IN_A_SCRIPT if is_script else _start(recipe),
@@ -74,7 +75,7 @@ def arguments_export(recipe: Recipe, version: str) -> Export:
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
     unsupported = on_devices.unsupported()
-    return Export(files=files, command=_start(recipe), unsupported=unsupported)
+    return Export(files=files, command=_start(recipe), unsupported=unsupported, notes=note(recipe))
 
 
 def _arguments(
@@ -90,7 +91,8 @@ def _arguments(
 def _start(recipe: Recipe) -> str:
     if recipe.devices == 1:
         return "python train.py"
-    return f"torchrun --standalone --nproc-per-node {recipe.devices} train.py"
+    options = torchrun(recipe, f"--standalone --nproc-per-node {recipe.devices}")
+    return f"torchrun {options} train.py"
 
 
 def _closest(recipe: Recipe) -> Closest:
