@@ -11,7 +11,8 @@ On the device the first two add up. On an H200 their sum was within 1.4 % of thr
 measured alone, where the usual roofline, the larger of the two, was 14 % too fast. The host of a
 CUDA device launches operators ahead, so that of device and host the slower one counts, and about
 the root of the sum of squares where both are near (`docs/prediction.md`); a CPU does one after the
-other.
+other. Where several GPUs train together, a step takes at least as long as their collectives, which
+run while the devices compute (`communication.py`).
 
 For other configurations than the predicted one, a technique multiplies the counts. The factors are
 those between predictions of a GPT of 16 blocks, width 768 and 1,024 tokens a sequence, rounded. Of
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autotune.analysis.communication import Exchange, Links
 from autotune.analysis.roofline import matrix_format
 from autotune.spec.config import FULL_PRECISIONS, SELECTIVE, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
@@ -73,7 +75,7 @@ SPEED_BOUNDS: Mapping[str, tuple[float, float]] = {"cuda": (0.6, 1.25), "cpu": (
 NARROW_BOUNDS_ON_CPU = (0.35, 1.25)
 """By device and, on a CPU, for what is not full precision: between which multiples of an expected
 speed a measured one is. All of 16 speeds alone on an H100 and an H200 were, and all of 16 on a CPU
-(`docs/prediction.md`). Collectives of several devices are not expected at all."""
+(`docs/prediction.md`). None was measured on several GPUs."""
 
 RECOMPUTED_FLOPS: Mapping[str, float] = {
     "attention": 1.13,
@@ -134,6 +136,7 @@ class StepTime:
     memory: float
     offloading: float
     host: float
+    collectives: float = 0.0
     launches_ahead: bool
     """Whether the host launches operators while the device computes, as with CUDA."""
 
@@ -141,7 +144,9 @@ class StepTime:
     def seconds(self) -> float:
         """Returns the seconds per token."""
         on_device = self.products + self.memory + self.offloading
-        return math.hypot(on_device, self.host) if self.launches_ahead else on_device + self.host
+        if not self.launches_ahead:
+            return on_device + self.host
+        return max(math.hypot(on_device, self.host), self.collectives)
 
     @property
     def bound_by(self) -> Resource:
@@ -152,6 +157,8 @@ class StepTime:
             "host link": self.offloading,
             "host": self.host,
         }
+        if self.collectives == self.seconds:
+            return "collectives"
         return max(parts, key=parts.__getitem__)
 
 
@@ -166,7 +173,10 @@ class ExpectedStep:
     tokens_of_a_step: int
     global_batch: int
     devices: int = 1
-    """Devices of a trial. What they send each other is not counted."""
+    """Devices of a trial."""
+    nodes: int = 1
+    width: int | None = None
+    """Of the activations between blocks; None where it is not known."""
 
     @classmethod
     def of(cls, definition: StudyDefinition, plain: Prediction | None) -> "ExpectedStep | None":
@@ -201,6 +211,8 @@ class ExpectedStep:
             tokens_of_a_step=workload.tokens_per_step,
             global_batch=workload.global_batch,
             devices=1 if device.type == "cpu" else workload.devices_per_trial,
+            nodes=1 if device.type == "cpu" else workload.nodes_per_trial,
+            width=workload.width,
         )
         return None if expected.time(config) is None else expected
 
@@ -228,6 +240,7 @@ class ExpectedStep:
             memory=accessed_bytes / bandwidth / self.devices,
             offloading=self._offloading_seconds(config),
             host=self._host_seconds(config),
+            collectives=self._collective_seconds(config),
             launches_ahead=self.device.type == "cuda",
         )
 
@@ -269,6 +282,18 @@ class ExpectedStep:
             operators *= HOST_OF_SELECTIVE
         operators += self._operators_of_an_update(config)
         return operators * seconds / self.tokens_of_a_step
+
+    def _collective_seconds(self, config: TrainingConfig) -> float:
+        """Returns how long collectives take at least, for each token."""
+        exchange = Exchange(
+            devices=self.devices,
+            nodes=self.nodes,
+            trained=self.plain.parameters,
+            blocks=self.blocks,
+            width=self.width,
+            tokens_of_a_step=self.tokens_of_a_step,
+        )
+        return exchange.seconds(config, Links.of(self.device.name)) / self.tokens_of_a_step
 
     @cached_property
     def _operators_of_a_pass(self) -> float:

@@ -55,6 +55,7 @@ _TIME_FOR: Mapping[Resource, str] = {
     "memory bandwidth": "reading and writing memory",
     "host link": "moving activations to the host and back",
     "host": "operators that the host launches",
+    "collectives": "what devices send each other",
 }
 
 

@@ -30,6 +30,13 @@ class DataSheet:
     bandwidth_gigabytes: float
     """Per second."""
     source: str
+    link_gigabytes: float = 32.0
+    """Per second in one direction to the other GPUs of a node: half of what the sheet states for
+    NVLink, else for PCIe, which is 4.0 x16 unless it says otherwise."""
+    network_gigabytes: float = 12.5
+    """Per second in one direction to other nodes, for each GPU: 400 Gb/s in a DGX H100 or H200,
+    200 Gb/s in a DGX A100 (https://docs.nvidia.com/dgx/), and 100 Gb/s where there is no such
+    system."""
 
     def device(self) -> DeviceInfo:
         """Returns the GPU with the rates that are expected of it."""
@@ -62,6 +69,8 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops=_HOPPER_SXM,
         bandwidth_gigabytes=4800,
         source="https://www.nvidia.com/en-us/data-center/h200/",
+        link_gigabytes=450.0,
+        network_gigabytes=50.0,
     ),
     "h100": DataSheet(
         names=("H100 80GB HBM3",),
@@ -70,6 +79,8 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops=_HOPPER_SXM,
         bandwidth_gigabytes=3350,
         source=_H100,
+        link_gigabytes=450.0,
+        network_gigabytes=50.0,
     ),
     "h100-pcie": DataSheet(
         names=("H100 PCIe",),
@@ -78,6 +89,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops={"fp32": 51.0, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0},
         bandwidth_gigabytes=2000,
         source=_H100,
+        link_gigabytes=64.0,
     ),
     "a100": DataSheet(
         names=("A100-SXM4-80GB",),
@@ -86,6 +98,8 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops=_AMPERE,
         bandwidth_gigabytes=2039,
         source=_A100,
+        link_gigabytes=300.0,
+        network_gigabytes=25.0,
     ),
     "a100-pcie": DataSheet(
         names=("A100 80GB PCIe",),
@@ -102,6 +116,8 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops=_AMPERE,
         bandwidth_gigabytes=1555,
         source=_A100,
+        link_gigabytes=300.0,
+        network_gigabytes=25.0,
     ),
     "l40s": DataSheet(
         names=("L40S",),
@@ -134,6 +150,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         matrix_teraflops={"fp32": 8.1, "fp16": 65.0},
         bandwidth_gigabytes=320,
         source="https://www.nvidia.com/en-us/data-center/tesla-t4/",
+        link_gigabytes=16.0,
     ),
     "rtx-4090": DataSheet(
         names=("GeForce RTX 4090",),

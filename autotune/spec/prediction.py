@@ -46,9 +46,9 @@ including the gradients of activations; inputs: tokens and labels; workspace: me
 keeps allocated.
 """
 
-Resource = Literal["matrix products", "memory bandwidth", "host link", "host"]
+Resource = Literal["matrix products", "memory bandwidth", "host link", "host", "collectives"]
 """What the time of a step is spent on. host link: between a GPU and the memory of its host; host:
-what the CPU needs to launch operators."""
+what the CPU needs to launch operators; collectives: what devices send each other."""
 
 Extrapolation = Literal["nothing", "compiled", "any"]
 """Which deep models may be predicted by shallower ones instead of with all their layers.

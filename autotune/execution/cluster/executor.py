@@ -123,8 +123,9 @@ class ClusterExecutor(LocalExecutor):
         return self.worker.request("call", read, task=sent, log_name=log_name, limits=limits)
 
     def _note_lost(self, answer: WorkerReply) -> None:
-        for number in answer.lost[: len(self.others)]:
-            self.others[number].worker.give_up()
+        for number, why in answer.lost:
+            if number < len(self.others):
+                self.others[number].worker.give_up(why)
 
     def check_stop(self, *, hint: str = "run the same command again to continue") -> None:
         for worker in self.workers:

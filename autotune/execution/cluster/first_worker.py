@@ -41,8 +41,9 @@ class NodeWorkerOfFirst(NodeWorker):
         ]
         self._parts: dict[Future[Any], list[Part]] = {}
 
-    def _lost(self) -> tuple[int, ...]:
-        return tuple(number for number, worker in enumerate(self._others) if worker.is_lost)
+    def _lost(self) -> tuple[tuple[int, str], ...]:
+        workers = enumerate(self._others)
+        return tuple((number, worker.why_lost) for number, worker in workers if worker.is_lost)
 
     def _begin(self, task: Task[R], *, log_name: str, limits: TimeLimits | None) -> Future[R]:
         if not isinstance(task, TrainingTask) or task.ranks == 1:

@@ -88,9 +88,9 @@ class RemoteWorker:
         """Whether the worker has ended or no longer answers."""
         return self._is_lost
 
-    def give_up(self) -> None:
-        """Kills it: another worker has found that it no longer answers."""
-        self._lose(TrialLost(f"{self.place} does not answer"))
+    def give_up(self, why: str) -> None:
+        """Kills it: another worker has found that it is lost."""
+        self._lose(TrialLost(why))
 
     @property
     def state(self) -> WorkerState:

@@ -52,8 +52,8 @@ class WorkerReply(Schema):
     log: bytes | None = None
     """What a training has printed, from the end of its log."""
     snapshot: bytes | None = None
-    lost: tuple[Number, ...] = ()
-    """The numbers of a trial's other nodes, from 0, whose workers were lost meanwhile."""
+    lost: tuple[tuple[Number, str], ...] = ()
+    """The numbers of a trial's other nodes, from 0, whose workers were lost meanwhile, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +203,8 @@ class NodeWorker:
             snapshot=_taken(training.snapshot_file),
         )
 
-    def _lost(self) -> tuple[int, ...]:
-        """Returns the numbers of the other nodes whose workers are lost."""
+    def _lost(self) -> tuple[tuple[int, str], ...]:
+        """Returns the numbers of the other nodes whose workers are lost, and why."""
         return ()
 
     def take_slot(self, *, devices: tuple[DeviceInfo, ...], places: int, alone: bool) -> None:
