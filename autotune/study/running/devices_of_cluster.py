@@ -371,9 +371,14 @@ class DevicesOfCluster(Devices):
         """
         nodes = {node.id for node in self._nodes}
         for slot in list(self._slots):
-            # Ray waits for all nodes of a trial, also for one that will not come back.
-            is_over = slot.is_lost or (len(slot.shares) > 1 and not slot.is_ready)
-            if is_over and not slot.is_on(nodes):
+            is_over = slot.is_lost
+            gone = [share.node.name for share in slot.shares if share.node.id not in nodes]
+            if gone and len(slot.shares) > 1 and not is_over and not slot.is_ready:
+                # Ray waits for all nodes of a trial, also for one that will not come back.
+                for worker in slot.executor.workers:
+                    worker.give_up(f"{gone[0]} has left the cluster")
+                is_over = True
+            if is_over and gone:
                 self._slots.remove(slot)
                 if slot is not self._first:
                     slot.shutdown()
