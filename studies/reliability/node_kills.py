@@ -13,6 +13,7 @@ group and no file are left.
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -389,9 +390,10 @@ def carry_out(
     *,
     node_kills: int,
     others: int,
+    minutes: float = math.inf,
     on_attack: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Kill so many nodes, attack so often otherwise, and return what came of it."""
+    """Kill so many nodes, attack so often otherwise, or for so long; return what came of it."""
     began = time.monotonic()
     run.start(trials=100_000)
     wanted: dict[Kind, int] = {
@@ -404,7 +406,7 @@ def carry_out(
     while left := [kind for kind, count in wanted.items() if run.met[kind] < count]:
         run.attack(run.chance.choices(left, [wanted[kind] - run.met[kind] for kind in left])[0])
         on_attack()
-        if len(run.violations) > 20:
+        if len(run.violations) > 20 or time.monotonic() - began > 60 * minutes:
             break
     seconds = time.monotonic() - began
     run.finish()
@@ -441,6 +443,7 @@ def main() -> int:
     )
     parser.add_argument("--node-kills", type=int, default=50)
     parser.add_argument("--others", type=int, default=16, help="attacks of other kinds")
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, RayCluster(nodes=NODES, cpus=2) as cluster:
@@ -450,7 +453,11 @@ def main() -> int:
             print(dict(run.met), run.missed, run.violations[-1:], file=sys.stderr, flush=True)
 
         found = carry_out(
-            run, node_kills=arguments.node_kills, others=arguments.others, on_attack=show
+            run,
+            node_kills=arguments.node_kills,
+            others=arguments.others,
+            minutes=arguments.minutes,
+            on_attack=show,
         )
     print(json.dumps({**about_this_machine(), "seed": arguments.seed, **found}, indent=2))
     return 1 if found["violations"] else 0
