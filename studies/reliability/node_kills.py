@@ -40,7 +40,7 @@ STEP_SECONDS = 8.0
 """The limit that ends a training of which a rank is stopped."""
 SECONDS_TO_ANSWER = 90.0
 """From an attack to the end of its attempt."""
-SECONDS_TO_GO_ON = 180.0
+SECONDS_TO_GO_ON = 400.0
 """From an attack to the next trial: a node has to come back, or another one takes its place."""
 SECONDS_TO_END = 20.0
 SECONDS_UNTIL_REPLACED = (1.0, 8.0)
