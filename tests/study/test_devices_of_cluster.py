@@ -6,6 +6,7 @@ The cluster is a table of nodes, and workers are ready at once: nothing of Ray r
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,10 +42,13 @@ class Worker:
         self.place, self.node = place, node
         self.is_lost, self.has_worked, self.why_lost = False, False, "it was killed"
         self.state = WorkerState()
+        self.actor = f"the actor on {node}"
         self.folder, self.sharing = Path("nowhere"), ""
         self.ready = done(None)
+        self.asked = []
 
     def request(self, method, read, **arguments):
+        self.asked.append(method)
         match arguments.get("task"):
             case Identify():
                 return done(CPU)
@@ -54,6 +58,9 @@ class Worker:
 
     def check(self):
         pass
+
+    def give_up(self, why):
+        self.is_lost, self.why_lost = True, why
 
     def close(self):
         self.is_lost = True
@@ -115,6 +122,8 @@ def devices(cluster, events, tmp_path, monkeypatch):
     monkeypatch.setattr(devices_of_cluster, "RemoteWorker", Worker)
     monkeypatch.setattr(devices_of_cluster, "_SECONDS_BETWEEN_LOOKS", 0.02)
     monkeypatch.setattr(ClusterExecutor, "bring", lambda *_: None)
+    monkeypatch.setattr(devices_of_cluster, "placement_group", lambda bundles, **_: bundles)
+    monkeypatch.setattr(devices_of_cluster, "remove_placement_group", lambda group: None)
     with DevicesOfCluster(
         tmp_path,
         address="head:6379",
@@ -125,9 +134,15 @@ def devices(cluster, events, tmp_path, monkeypatch):
         yield found
 
 
-def choose(devices, wanted):
+def choose(devices, wanted, *, nodes_per_trial=1):
     request = SearchRequest(ray="head:6379", devices=wanted, device="cpu")
-    return devices.choose(request, devices_per_trial=1, stored=None, is_confirmation=False)
+    return devices.choose(
+        request,
+        devices_per_trial=nodes_per_trial,
+        nodes_per_trial=nodes_per_trial,
+        stored=None,
+        is_confirmation=False,
+    )
 
 
 def joined(events, places, count):
@@ -259,3 +274,52 @@ def test_a_study_goes_on_with_its_model_of_gpu_and_a_new_one_takes_the_most_freq
     of_study = SimpleNamespace(device=SimpleNamespace(name="NVIDIA L4"))
     assert devices._choose_model(nodes, None) == "NVIDIA H100"
     assert devices._choose_model(nodes, of_study) == "NVIDIA L4"
+
+
+# -- several nodes a trial -------------------------------------------------------------------------
+
+
+def test_a_place_of_two_nodes_has_a_worker_on_each(devices):
+    choose(devices, "2", nodes_per_trial=2)
+    assert devices.trials_at_once == 1
+    assert [worker.place for worker in devices.executor.workers] == ["a", "b"]
+
+
+def test_a_lost_node_gives_the_other_one_back_and_a_third_takes_its_place(devices, cluster, events):
+    choose(devices, "2", nodes_per_trial=2)
+    with places_of(devices) as places:
+        first, second = devices.executor.workers
+        del cluster.cpus["b"]
+        second.is_lost = True
+        cluster.cpus["c"] = 1
+        assert joined(events, places, 1) == ["a + c"]
+        assert first.is_lost, "it was ended: Ray can give its node to others"
+
+
+def test_a_place_that_waits_for_a_node_that_has_left_is_given_up(devices, cluster, events):
+    choose(devices, "2", nodes_per_trial=2)
+    with places_of(devices) as places:
+        first, second = devices.executor.workers
+        second.ready = Future()  # Ray has not given it its device
+        del cluster.cpus["b"]
+        cluster.cpus["c"] = 1
+        assert joined(events, places, 1) == ["a + c"]
+        assert first.why_lost == "b has left the cluster"
+
+
+def test_slots_are_taken_on_every_node_once_its_devices_are_known(devices):
+    choose(devices, "2", nodes_per_trial=2)
+    executor = devices.executor
+    for number_of_slots in ((1, 0), (2, 1)):
+        with executor.slot(CPU, on_wait=lambda holder: None):
+            taken = [worker.asked.count("take_slot") for worker in executor.workers]
+            assert tuple(taken) == number_of_slots
+        executor.use_devices_from(CPU, count=2, nodes=2)
+
+
+def test_nodes_with_devices_of_two_models_cannot_train_together(devices, monkeypatch):
+    choose(devices, "2", nodes_per_trial=2)
+    other = devices.executor.others[0]
+    monkeypatch.setattr(other, "probe", lambda *_: (replace(CPU, name="another CPU"), {}))
+    with pytest.raises(InvalidInput, match="they cannot train together"):
+        devices.executor.use_devices_from(CPU, count=2, nodes=2)

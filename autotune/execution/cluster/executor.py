@@ -177,10 +177,10 @@ class ClusterExecutor(LocalExecutor):
             self.worker.node: self._take_here(device, places=places, on_wait=on_wait, alone=alone)
         }
         for other in self.others:
-            assert other._device is not None, "a node's devices are known before its slot is taken"
-            on_nodes[other.worker.node] = other._take_here(
-                other._device, places=places, on_wait=on_wait, alone=alone
-            )
+            if other._device is not None:  # else they are not chosen yet, as in the first probe
+                on_nodes[other.worker.node] = other._take_here(
+                    other._device, places=places, on_wait=on_wait, alone=alone
+                )
         with ExitStack() as stack:
             # All searches take them in the same order, so that no two wait for each other.
             for node in sorted(on_nodes):
