@@ -55,19 +55,13 @@ class NodeWorkerOfFirst(NodeWorker):
         ]
         begun: Future[Any] = super()._begin(own, log_name=log_name, limits=limits)
         cancel_own = partial(super()._cancel, begun)
-        parts = [Part(node=self._nodes[0], future=begun, cancel=cancel_own)]
+        parts = [Part(future=begun, cancel=cancel_own)]
         log = self._here(task.training).folder.parent / "logs" / f"{log_name}.log"
         for worker, other in zip(self._others, others, strict=True):
             read = partial(_read, other, node=worker.place, log=log)
             future = worker.request("call", read, task=other, log_name=log_name, limits=limits)
-            parts.append(
-                Part(
-                    node=worker.place,
-                    future=future,
-                    cancel=partial(worker.cancel, future),
-                    check=worker.check,
-                )
-            )
+            cancel = partial(worker.cancel, future)
+            parts.append(Part(future=future, cancel=cancel, check=worker.check))
         joint = joined(parts)
         self._parts[joint] = parts
         joint.add_done_callback(self._parts.pop)

@@ -32,7 +32,6 @@ _COMPLETE = ("ok", "over_cap")
 class Part:
     """The ranks of one node."""
 
-    node: str
     future: Future[Any]
     cancel: Callable[[], None]
     check: Callable[[], None] = lambda: None

@@ -464,6 +464,10 @@ class TurnsOfRanks(Turns):
         return self._told(0 if self._rank else super().next(seconds=seconds, tokens=tokens))
 
     def _told(self, steps: int) -> int:
+        if self._rank:  # the server of another node has limits of time, too
+            self._progress("waiting")
         number = torch.tensor(steps)
         torch.distributed.broadcast(number, 0)
+        if self._rank:
+            self._progress("step")
         return int(number)

@@ -30,7 +30,7 @@ class Nodes:
         self.cancelled = []
         self.joint = joined(
             [
-                Part(node=name, future=future, cancel=lambda name=name: self.cancelled.append(name))
+                Part(future=future, cancel=lambda name=name: self.cancelled.append(name))
                 for name, future in zip("ab", self.futures, strict=True)
             ]
         )

@@ -4,7 +4,10 @@ import os
 import re
 import resource
 import signal
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,11 @@ import pytest
 from autotune.errors import TrialLost
 from autotune.execution.joint_outcome import together
 from autotune.execution.process import ranks as ranks_module
-from autotune.execution.process.ranks import run_on_ranks
+from autotune.execution.process.ranks import TurnsOfRanks, interface_with, run_on_ranks
 from autotune.execution.server.forked import run_in_fork
 from autotune.execution.server.replies import TrainingFailed
 from autotune.memory.host import available_bytes
-from autotune.spec.node_ranks import NodeRanks
+from autotune.spec.node_ranks import NodeRanks, divided
 from autotune.spec.result import Measurement
 
 
@@ -55,6 +58,63 @@ def test_the_ranks_are_one_process_group():
             return {"sum": int(number)}
 
     assert outcome_of(run)["results"] == [{"sum": 3}, {"sum": 3}]
+
+
+def test_a_rank_that_waits_for_the_turn_of_the_first_one_says_so():
+    def run(rank):
+        stages = []
+        turns = TurnsOfRanks(
+            address="/nowhere", progress=lambda stage, *_: stages.append(stage), rank=rank.index
+        )
+        with rank.joined("cpu"), turns:
+            turns.begin(step_seconds=1.0)
+        return {"stages": stages}
+
+    assert outcome_of(run)["results"][1] == {"stages": ["waiting", "step"]}
+
+
+def ranks_of_two_nodes(port):
+    """The results of four ranks, of which each node runs two."""
+
+    def run(rank):
+        import torch
+
+        with rank.joined("cpu"):
+            number = torch.tensor(10**rank.index)
+            torch.distributed.all_reduce(number)
+            return {"rank": rank.index, "sum": int(number)}
+
+    def of_node(ranks):
+        here = replace(ranks, address="127.0.0.1")
+        return run_in_fork(lambda: {"results": run_on_ranks(run, here)})
+
+    parts = divided(4, nodes=["a", "b"], store=("127.0.0.1", port))
+    with ThreadPoolExecutor(2) as nodes:
+        return [found["results"] for found in nodes.map(of_node, parts)]
+
+
+def test_the_ranks_of_two_nodes_are_one_process_group():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        port = opened.getsockname()[1]
+    first, second = ranks_of_two_nodes(port)
+    assert first == [{"rank": rank, "sum": 1111} for rank in (0, 1)]
+    assert second == [{"rank": rank, "sum": 1111} for rank in (2, 3)]
+
+
+def test_a_port_that_is_taken_loses_the_trial_and_says_where_the_ranks_would_meet():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ranks = NodeRanks(size=2, count=1, node="a", store=("127.0.0.1", port))
+        with pytest.raises(TrialLost, match=f"cannot meet at 127.0.0.1:{port}"):
+            run_in_fork(lambda: {"results": run_on_ranks(lambda rank: {}, ranks)})
+
+
+def test_the_interface_with_an_address_is_found():
+    assert interface_with("127.0.0.1") == "lo"
+    assert interface_with("192.0.2.77") == ""
 
 
 def test_the_ranks_share_what_the_host_has_left():
