@@ -42,7 +42,7 @@ SECONDS_TO_ANSWER = 90.0
 """From an attack to the end of its attempt."""
 SECONDS_TO_GO_ON = 400.0
 """From an attack to the next trial: a node has to come back, or another one takes its place."""
-SECONDS_TO_END = 20.0
+SECONDS_TO_END = 60.0
 SECONDS_UNTIL_REPLACED = (1.0, 8.0)
 
 Kind = Literal[
@@ -318,15 +318,11 @@ class Storm:
         """Stop the search, have it go on in peace for a few trials, and look for what is left."""
         assert self.driver is not None
         self.driver.send_signal(signal.SIGTERM)
-        exit_code = self.driver.wait(SECONDS_TO_END)
-        if exit_code != 143:
-            self.violations.append(f"the stopped search ended with {exit_code}")
+        self._wait_for_end(SECONDS_TO_END, expected=143)
         self._look_for_what_is_left("after SIGTERM")
         done = len(self.look().trials)
         self.start(trials=done + NODES)
-        exit_code = self.driver.wait(SECONDS_TO_GO_ON)
-        if exit_code:
-            self.violations.append(f"the search that went on ended with {exit_code}")
+        self._wait_for_end(SECONDS_TO_GO_ON, expected=0)
         self._look_for_what_is_left("at the end")
         now = self.look()
         if now.states["running"] or now.finished != len(now.trials):
@@ -338,6 +334,15 @@ class Storm:
             self.violations.append(f"a trial has lost {max(by_trial.values())} attempts")
         if message := broken(self.url):
             self.violations.append(f"the database is damaged: {message}")
+
+    def _wait_for_end(self, seconds: float, *, expected: int) -> None:
+        assert self.driver is not None
+        if not self._wait(self._has_ended, seconds):
+            self.violations.append(f"the search did not end for {seconds:g} s")
+            self.driver.kill()
+        exit_code = self.driver.wait()
+        if exit_code != expected:
+            self.violations.append(f"the search ended with {exit_code}, not {expected}")
 
     def _look_for_what_is_left(self, when: str) -> None:
         def left() -> list[str]:
