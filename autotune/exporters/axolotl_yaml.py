@@ -270,6 +270,7 @@ _HAS = {
     "optimizer": (*_NAMES, *OF_OTHER_PACKAGES, "sgd", "adafactor", "muon"),
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
+    "feed_forward": ("tiled",),
 }
 
 
@@ -454,6 +455,8 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
         "tf32": precision == "tf32",
         "fp8": precision == "fp8",
     }
+    if effective["feed_forward"] == "tiled":
+        keys["tiled_mlp"] = True
     if precision == "fp8":
         keys["fp8_config"] = {"recipe": "tensorwise"}
     keys |= _checkpointing(effective["checkpointing"])

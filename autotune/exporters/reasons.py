@@ -48,8 +48,9 @@ WITH_KERNELS: Values = {
     **MADE_BY_CLASS,
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
+    "feed_forward": ("tiled",),
 }
-"""The same of one that also puts kernels into the model: Liger's, and those of adapters."""
+"""The same of one that also changes what computes layers of the model."""
 
 
 def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, Reason]:

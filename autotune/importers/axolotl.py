@@ -47,6 +47,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         "allocator": "expandable",  # axolotl's own choice
         "attention": _attention(keys),
         "loss": "chunked" if _has_fused_loss(keys) else "full",
+        "feed_forward": "tiled" if keys.flag("tiled_mlp") else "whole",
         **_kernels(keys),
         **adapter,
     }

@@ -403,7 +403,11 @@ def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     return "<br>".join(lines)
 
 
-_SELDOM_USED = (*OF_SEVERAL_DEVICES, "offload", "engine", "kernels", *DEPENDENT_FIELDS["adapter"])
+_SELDOM_USED = (
+    *OF_SEVERAL_DEVICES,
+    *("offload", "engine", "kernels", "feed_forward"),
+    *DEPENDENT_FIELDS["adapter"],
+)
 
 
 def short_hover(record: TrialRecord) -> str:

@@ -54,6 +54,7 @@ ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention"]
 AdapterKernels = Literal["none", "fused"]
+FeedForward = Literal["whole", "tiled"]
 BaseWeights = Literal["trained", "bf16", "fp16", "int8", "fp8", "nf4"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
@@ -176,6 +177,16 @@ class TrainingConfig(Built):
         ),
     ] = "full"
     """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
+
+    feed_forward: Annotated[
+        FeedForward,
+        Technique(
+            help="Compute feed-forward parts of all tokens at once or in tiles.",
+            is_added_later=True,
+        ),
+    ] = "whole"
+    """Whether the feed-forward part of a block computes all tokens of a sequence at once, or tile
+    by tile, each of which is computed again in the backward pass."""
 
     kernels: Annotated[
         Kernels,
@@ -371,6 +382,8 @@ class TrainingConfig(Built):
             rounding.append(self.attention)
         if self.loss != "full":
             rounding.append(self.loss)
+        if self.feed_forward != "whole":
+            rounding.append(self.feed_forward)
         if self.kernels != "none":
             rounding.append(self.kernels)
         if self.adapter_kernels != "none":

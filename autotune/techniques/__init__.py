@@ -26,6 +26,7 @@ from autotune.techniques import (
     checkpointing,
     compilation,
     deepspeed_engine,
+    feed_forward,
     fp8,
     kernels,
     loss,
@@ -211,6 +212,7 @@ def _placement(
 
 def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:
     """Applies checkpointing and compilation to a model, in trials and in users' scripts."""
+    feed_forward.set_feed_forward(parts, config.feed_forward)
     # Inside the compiled region, so that the partitioner sees what is recomputed and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
     compilation.compile_blocks(parts, config.compile)

@@ -16,7 +16,7 @@ from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
-from autotune.techniques import attention, kernels, tensor_parallel
+from autotune.techniques import attention, feed_forward, kernels, tensor_parallel
 from autotune.techniques.adapter import missing_layers, saved_modules
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 
@@ -59,6 +59,10 @@ def missing_parts(
                 reason = missing_layers(parts, technique, value, saved=saved)
             else:
                 reason = _why_unsupported(parts, technique, value, if_unknown=False)
+                if reason is None and (technique, value) == ("feed_forward", "tiled"):
+                    reason = feed_forward.why_nothing_is_saved(
+                        parts, sequence_length=sequence_length
+                    )
             if reason:
                 found.setdefault(technique, {})[str(value)] = reason
     return found
@@ -68,7 +72,8 @@ def missing_blocks(choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, 
     """Returns which of `choices` need blocks, {technique: {value: reason}}."""
     without = ModelParts(model=nn.Module())
     found: dict[str, dict[str, str]] = {}
-    for technique in ("checkpointing", "compile", "optimizer", "offload", "sharding"):
+    needing = ("checkpointing", "compile", "optimizer", "offload", "sharding", "feed_forward")
+    for technique in needing:
         for value in choices.get(technique, ()):
             reason = _missing_part(without, technique, value)
             if reason:
@@ -136,6 +141,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             )
         case ("tensor_parallel", degree):
             return tensor_parallel.why_not(parts, degree)
+        case ("feed_forward", "tiled"):
+            return feed_forward.why_not(parts)
         case ("kernels", "liger"):
             return kernels.why_not(parts)
         case ("loss", "chunked") if parts.own_loss:

@@ -38,13 +38,14 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text", **SIZES, "final_logit_softcapping": 30.0},
 }
 CPU = torch.device("cpu")
-TOKENS = 64
+TOKENS = 128
 OF_A_MODEL = (
     "precision",
     "checkpointing",
     "compile",
     "attention",
     "loss",
+    "feed_forward",
     "adapter",
     "adapter_targets",
     "base_weights",

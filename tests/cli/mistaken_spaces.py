@@ -83,6 +83,7 @@ SPACES: dict[str, str | bytes] = {
     ),
     "techniques.adapter_targets": _technique('adapter_targets = ["mlp"]'),
     "techniques.adapter_kernels": _technique('adapter_kernels = ["triton"]'),
+    "techniques.feed_forward": _technique('feed_forward = ["tiles"]'),
     "techniques.base_weights": _technique('base_weights = ["int4"]'),
     "techniques.sharding": _technique('sharding = ["zero4"]'),
     "techniques.sharding/pipeline": _technique('sharding = ["pipeline"]'),

@@ -232,6 +232,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --adapter-rank 16 | --max-mem 8GiB --adapter-targets attention
         --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
         --max-mem 8GiB --adapter-kernels fused | --max-mem 8GiB --adapter-kernels triton
+        --max-mem 8GiB --feed-forward none
         --max-mem 8GiB --adapter lora --base-weights int4 | --max-mem 8GiB --vary rank
         --max-mem 8GiB --adapter-alpha 32 | --max-mem 8GiB --adapter lora --adapter-alpha x
         --max-mem 8GiB --adapter lora --adapter-rank-pattern q_proj=0
@@ -288,6 +289,7 @@ COMMAND_LINES = {
         --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
         --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
         --adapter dora --adapter-kernels fused | --adapter lora --adapter-kernels triton
+        --feed-forward 2
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout 5% | --modules-to-save head
         --adapter lora --adapter-dropout -0.1 | --adapter lora --modules-to-save 'a b'
         --adapter lora --modules-to-save '' | --adapter lora --modules-to-save-dtype bf16
@@ -336,7 +338,7 @@ COMMAND_LINES = {
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --tensor-parallel 2
         --gradient-reduction fp16 | --engine jax
         --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
-        --adapter-kernels fused
+        --adapter-kernels fused | --feed-forward tiles
         --base-weights int8 | real 0 --adapter lora IN_REAL
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout nan | --modules-to-save head
         --adapter-init pissa | --adapter lora --adapter-alpha-pattern q_proj=-1

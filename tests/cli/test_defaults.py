@@ -292,7 +292,7 @@ HARMLESS_TEXTS = """
     activation_offload adapter adapter_init adapter_kernels adapter_scaling adapter_targets
     allocator attention base_weights
     checkpointing compile compile_time_limit compute_capability context database_wait dataset
-    dataset_config dataset_split device devices engine expires gradient_reduction group
+    dataset_config dataset_split device devices engine expires feed_forward gradient_reduction group
     held_out_split kernels log_format loss max_device_hours_per_person max_mem max_time model
     modules_to_save_dtype name offload optimizer optimizer_fusion packing pick precision prefer
     profile prompt_format role root_path sampler scale schedule sharding space state

@@ -137,6 +137,7 @@ def technique_modules(config: TrainingConfig) -> list[str]:
         "chunked_loss": config.loss == "chunked",
         "fp8": config.precision == "fp8",
         "fused_adapters": config.adapter_kernels == "fused",
+        "tiled": config.feed_forward == "tiled",
         "activation_offload": config.activation_offload == "cpu",
         "stochastic_rounding": config.precision == "bf16-stochastic",
         "step_in_backward": config.optimizer_fusion == "backward",
@@ -196,6 +197,9 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
             "for block in blocks:",
             "    convert(block)",
         ]
+    if config.feed_forward == "tiled":
+        attention = '"attention"' if is_ours else "found.attention_name"
+        lines.append(f"tile_blocks(blocks, {attention})")
     kind = config.checkpointing
     recomputed = {
         "attention": ("blocks", "getattr(block, found.attention_name)"),

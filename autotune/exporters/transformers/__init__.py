@@ -111,6 +111,7 @@ def _closest(recipe: Recipe) -> Closest:
     if config.kernels == "liger":
         why = "Trainer puts Liger's activations in the place of whole feed-forward parts"
         closest.change("adapter_kernels", "none", why)
+        closest.change("feed_forward", "whole", why)
     if closest.recipe.is_fp16_on_cpu:
         closest.lacks({"precision": ("fp32", FP16_ON_CPU)})
     return closest

@@ -80,7 +80,8 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
 
 def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
     checkpoints_in_code = config.checkpointing != "none" and not by_keys
-    return checkpoints_in_code or config.compile == "block" or config.precision == "fp8"
+    changes_blocks = config.precision == "fp8" or config.feed_forward == "tiled"
+    return checkpoints_in_code or config.compile == "block" or changes_blocks
 
 
 def _needs_causal_flag(config: TrainingConfig, version: str) -> bool:
@@ -288,6 +289,8 @@ def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
         lines.append("use_chunked_loss(model, chunked_token_loss)")
     if config.precision == "fp8":
         lines += ["for block in found.blocks:", "    convert(block)"]
+    if config.feed_forward == "tiled":
+        lines.append("tile_blocks(found.blocks, found.attention_name)")
     if not by_keys:
         lines += _checkpointing_lines(config)
     recomputes = config.checkpointing != "none" and not by_keys

@@ -42,6 +42,7 @@ def read(export, version):
         else "none",
         **UNTRAINED,
         "loss": "full",
+        "feed_forward": "whole",
         "kernels": "none",
         "activation_offload": "none",
         "schedule": "constant",

@@ -41,6 +41,7 @@ def read(export, version):
         **UNTRAINED,
         "compile": "none",
         "loss": "full",
+        "feed_forward": "whole",
         "kernels": "none",
         "activation_offload": "none",
         **optimization(export.files[FILE]),

@@ -177,6 +177,7 @@ def _techniques(values):
         "memory_budget": values["activation_memory_budget"] or 1.0,
         "attention": values["sdpa_backend"] or "auto",
         "loss": "full",
+        "feed_forward": "whole",
         "kernels": "none",
         "activation_offload": "cpu" if values["enable_activation_offloading"] else "none",
     }

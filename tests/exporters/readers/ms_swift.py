@@ -73,6 +73,7 @@ def read(export, version):
         "precision": precision,
         "compile": "model" if args.torch_compile else "none",
         "loss": "chunked" if values["use_liger_kernel"] else "full",
+        "feed_forward": "whole",
         "kernels": "liger" if values["use_liger_kernel"] else "none",
         "checkpointing": checkpointing(values),
         "activation_offload": "none",

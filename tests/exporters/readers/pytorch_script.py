@@ -79,6 +79,7 @@ def read(export, version):
             "optimizer_fusion": _fusion(updater, inner),
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
+            "feed_forward": feed_forward_of(training.model.blocks, script),
             "kernels": "liger" if has_kernels else "none",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
             "learning_rate": script.learning_rate(
@@ -187,6 +188,15 @@ def _checkpointing(script, model):
         assert [index % every == 0 for index in range(len(blocks))] == recomputed
         return f"every-{every}"
     return "none" if _change_of(blocks[0].attention) is None else "attention"
+
+
+def feed_forward_of(blocks, module):
+    """Returns the choice that a script has made of the feed-forward part of every block."""
+    tiled = getattr(module, "_in_tiles", None)
+    names = {name for name, _ in blocks[0].named_children()} & {"feed_forward", "mlp"}
+    changes = {_change_of(getattr(block, name)) for block in blocks for name in names}
+    [is_tiled] = {tiled is not None and change is tiled for change in changes}
+    return "tiled" if is_tiled else "whole"
 
 
 def _change_of(module):

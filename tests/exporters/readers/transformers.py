@@ -35,6 +35,7 @@ from tests.exporters.readers.hugging_face import (
     workload_settings,
 )
 from tests.exporters.readers.optimizers import BY_CLASS
+from tests.exporters.readers.pytorch_script import feed_forward_of
 
 
 def read(export, version):
@@ -82,6 +83,7 @@ def _read_trainer(module, devices):
         **adapter_settings(trainer.model, trainer.model.model.layers, "self_attn"),
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
+        "feed_forward": feed_forward_of(trainer.model.model.layers, module),
         "kernels": kernels_of(args),
         "activation_offload": activation_offload_of(trainer),
         "checkpointing": checkpointing_by_trainer(trainer, module),

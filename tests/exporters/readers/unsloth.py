@@ -53,6 +53,7 @@ def read(export, version):
         "compile": "none",
         "memory_budget": 1.0,
         "loss": "chunked",
+        "feed_forward": "whole",
         "kernels": "none",
         "attention": "auto",
         "activation_offload": "none",

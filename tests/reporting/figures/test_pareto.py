@@ -145,6 +145,7 @@ SELDOM_USED = {
     "offload": "all",
     "engine": "deepspeed",
     "kernels": "liger",
+    "feed_forward": "tiled",
     "adapter_rank": 16,
     "adapter_targets": "attention",
     "adapter_kernels": "fused",

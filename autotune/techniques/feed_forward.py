@@ -1,0 +1,66 @@
+"""Feed-forward parts: of a whole sequence at once, or in tiles of tokens.
+
+| value | keeps of a feed-forward part | costs |
+|---|---|---|
+| whole | all that lies between its input and its output, of all tokens | |
+| tiled | its input; what lies between of one tile at a time | computes it again in backward |
+
+A tile has as many tokens as the model is wide, so that a sequence no longer than that has only one,
+and is computed as a whole. Each tile is recomputed on its own, also within a block that is: where
+blocks are recomputed it is the peak of one block that is lower. The result is the same but for the
+order in which gradients of weights are added up. Source: TiledMLP, arXiv:2506.13996, section 3.1.1.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from autotune.errors import first_line_of
+from autotune.models.parts import ModelParts
+from autotune.shipped.tiled import feed_forward_of, tile_blocks
+from autotune.spec.config import FeedForward
+
+_TOKENS = 2
+"""Tokens with which a part is tried."""
+
+
+def set_feed_forward(parts: ModelParts, choice: FeedForward) -> None:
+    """Computes the feed-forward part of each block in tiles, for the choice `tiled`."""
+    if choice == "tiled":
+        tile_blocks(parts.blocks, parts.attention_name)
+
+
+def why_not(parts: ModelParts) -> str | None:
+    """Returns why the model's feed-forward parts cannot be computed in tiles; None if they can."""
+    if parts.blocks_owner is None or not _feed_forwards(parts):
+        return "no feed-forward part was found in the model's blocks"
+    return None
+
+
+@torch.no_grad()
+def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int) -> str | None:
+    """Returns why tiles would not save memory in a model on the meta device; None if they do.
+
+    That a part maps hidden states [batch, tokens, width] to the same is tried with a few tokens.
+    """
+    part = _feed_forwards(parts)[0]
+    matrix = next(parameter for parameter in part.parameters() if parameter.dim() == 2)
+    is_linear = any(isinstance(layer, nn.Linear) for layer in part.modules())
+    width = matrix.shape[1] if is_linear else matrix.shape[0]  # Conv1D of GPT-2 has inputs as rows
+    hidden = torch.empty(1, _TOKENS, width, dtype=matrix.dtype, device=matrix.device)
+    try:
+        output = part(hidden)
+    except Exception as error:  # any error of a part that is called in another way
+        return f"the feed-forward part is not a function of hidden states: {first_line_of(error)}"
+    if not isinstance(output, Tensor) or output.shape != hidden.shape:
+        return "the feed-forward part does not give hidden states alone"
+    if sequence_length <= width:
+        return (
+            f"a tile has as many tokens as the model is wide, {width}, and sequences have "
+            f"{sequence_length}"
+        )
+    return None
+
+
+def _feed_forwards(parts: ModelParts) -> list[nn.Module]:
+    found = (feed_forward_of(block, parts.attention_name) for block in parts.blocks)
+    return [part for part in found if part is not None]

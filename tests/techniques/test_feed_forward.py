@@ -1,0 +1,140 @@
+"""Feed-forward parts in tiles: the same numbers in less memory, found in any model."""
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.models import build_model
+from autotune.models.parts import ModelParts
+from autotune.predictor.predict import predict
+from autotune.shipped.tiled import tile_blocks
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
+from autotune.spec.prediction import PredictionRequest
+from autotune.spec.workload import make_workload
+from autotune.techniques.requirements import missing_parts
+
+WIDTH = 32
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.down = nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, hidden):
+        return self.down(nn.functional.silu(self.gate(hidden)) * self.up(hidden))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Gated()
+
+    def forward(self, hidden):
+        return self.mlp(self.norm(hidden))
+
+
+def gradients(block, hidden):
+    block.zero_grad()
+    hidden = hidden.clone().requires_grad_()
+    output = block(hidden)
+    output.square().sum().backward()
+    return [output.detach(), hidden.grad, *(one.grad for one in block.mlp.parameters())]
+
+
+@pytest.mark.parametrize("tokens", [1, WIDTH, WIDTH + 1, 3 * WIDTH])
+def test_tiles_give_the_output_and_gradients_of_the_whole(tokens):
+    torch.manual_seed(0)
+    block, hidden = Block().double(), torch.randn(2, tokens, WIDTH, dtype=torch.float64)
+    whole = gradients(block, hidden)
+    tile_blocks([block], "attention")
+    for tiled, expected in zip(gradients(block, hidden), whole, strict=True):
+        torch.testing.assert_close(tiled, expected)
+
+
+def test_no_more_than_a_tile_is_computed_at_once():
+    block, seen = Block(), []
+    tile_blocks([block], "attention")
+    block.mlp.up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    block(torch.randn(2, 2 * WIDTH + 3, WIDTH)).sum().backward()
+    assert max(seen) == WIDTH
+    assert len(seen) == 6, "three tiles, each of them computed again"
+
+
+def test_an_evaluation_computes_the_whole_at_once():
+    block, seen = Block(), []
+    tile_blocks([block], "attention")
+    block.mlp.up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        block(torch.randn(2, 3 * WIDTH, WIDTH))
+    assert seen == [3 * WIDTH]
+
+
+# -- in a training ---------------------------------------------------------------------------------
+
+SIZES = {"layers": 2, "width": 64, "heads": 4, "sequence_length": 256, "global_batch": 2}
+
+
+def peak_of(**choices):
+    config = TrainingConfig(micro_batch_size=2, **choices)
+    request = PredictionRequest(workload=make_workload("cpu", SIZES), config=config, device="cpu")
+    return predict(request).peak_memory_bytes
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+def test_tiles_lower_the_predicted_peak(checkpointing):
+    tiled = peak_of(checkpointing=checkpointing, feed_forward="tiled")
+    assert tiled < 0.9 * peak_of(checkpointing=checkpointing)
+
+
+# -- what is excluded ------------------------------------------------------------------------------
+
+
+def reasons(settings, *, sequence_length=4096):
+    workload = make_workload("cpu", settings)
+    with torch.device("meta"):
+        parts = build_model(workload)
+    found = missing_parts(parts, {"feed_forward": ["tiled"]}, sequence_length=sequence_length)
+    return found.get("feed_forward", {}).get("tiled")
+
+
+def of_transformers(kind, **sizes):
+    config = {"model_type": kind, "vocab_size": 300, "num_hidden_layers": 2, "hidden_size": 32}
+    config |= {"num_attention_heads": 2, "pad_token_id": 0, **sizes}
+    return {"model": model_name(config), "model_config": config}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "gpt"},
+        of_transformers("llama", intermediate_size=64),
+        of_transformers("phi3", intermediate_size=64),
+        of_transformers("gemma2", intermediate_size=64, head_dim=16, num_key_value_heads=2),
+        of_transformers("gpt_neox", intermediate_size=64),
+        of_transformers("gpt2", n_embd=32, n_layer=2, n_head=2),
+    ],
+    ids=["gpt", "llama", "phi3", "gemma2", "gpt_neox", "gpt2"],
+)
+def test_the_feed_forward_part_of_a_model_is_found(settings):
+    assert reasons(settings) is None
+
+
+def test_a_part_that_is_called_with_more_than_hidden_states_is_excluded():
+    bloom = of_transformers("bloom", n_head=2, n_layer=2)
+    assert "not a function of hidden states" in reasons(bloom)
+
+
+def test_a_sequence_that_is_one_tile_is_excluded_with_both_numbers():
+    reason = reasons({"model": "gpt", "width": 128}, sequence_length=128)
+    assert reason == ("a tile has as many tokens as the model is wide, 128, and sequences have 128")
+
+
+def test_a_model_without_blocks_has_no_feed_forward_part():
+    found = missing_parts(
+        ModelParts(model=nn.Linear(2, 2)), {"feed_forward": ["tiled"]}, sequence_length=64
+    )
+    assert found["feed_forward"]["tiled"] == "no feed-forward part was found in the model's blocks"
