@@ -1,7 +1,7 @@
 """Says in which order the searches of a queue begin, and when: the one order of claims.
 
-A leading server asks `Queue.next_for` which search begins on a group of devices that is free.
-`places` asks the same while it moves the clock on, a discrete-event simulation: running searches
+A worker asks `Queue.next_for` which search begins on a group of its devices that is free. `places`
+asks the same while it moves the clock on, a discrete-event simulation: running searches
 end, pauses end, and device hours become free. So people are told what will happen, as far as it is
 known how long each search runs.
 
@@ -14,10 +14,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidInput
+from autotune.spec.limits import Number
 from autotune.spec.queued_search import QueuePlace
+from autotune.spec.schema import Schema
 from autotune.units import format_duration, parse_duration
 
 DEFAULT_GROUP = "default"
@@ -50,11 +52,30 @@ NO_LIMIT = DeviceHours(hours=math.inf, window_seconds=1.0, text="")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueRules:
-    """The groups of devices of a server, and how much of them one person may have."""
+class DeviceGroup(Schema):
+    """Devices of one machine, on which a worker runs one search at a time."""
 
-    groups: Mapping[str, int] = field(default_factory=lambda: {DEFAULT_GROUP: 1})
-    """The number of devices of each group, in the order in which they are given searches."""
+    machine: str = ""
+    """As `SearchProcess` has it."""
+    name: str = DEFAULT_GROUP
+    type: str = ""
+    """cpu or cuda; empty where that is not known, as of `kind`."""
+    kind: str = ""
+    """The vendor's name of the devices, such as `NVIDIA H200`."""
+    devices: str | None = None
+    """As of `--devices`; None: one device."""
+    number: Number = 1
+    """How many devices a search has for itself."""
+    slots: Number = 1
+    """How many trials may run at once where each has one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRules:
+    """The groups of devices of all workers, and how much of them one person may have."""
+
+    groups: tuple[DeviceGroup, ...] = (DeviceGroup(),)
+    """In the order in which they are given searches."""
     most_running: int | None = None
     """Searches of one person at once."""
     most_hours: DeviceHours = NO_LIMIT
@@ -69,11 +90,27 @@ class Waiting:
     priority: int
     group: str
     """Empty: any."""
+    kind: str = ""
+    """The type of device, or a part of its name, that it needs; empty: any."""
+    model: str = ""
+    """The name of the device that its study was begun on; empty: it has not begun."""
+    slots: int = 1
+    """How many trials it runs at once."""
     is_begun: bool
     """Whether an earlier process has begun it."""
     not_before: float
     seconds: float | None
     """How long it runs; None: unknown."""
+
+    def fits(self, group: DeviceGroup) -> bool:
+        """Whether it can run on the devices of a group."""
+        if self.group not in ("", group.name) or self.slots > group.slots:
+            return False
+        if self.model:
+            # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
+            return self.model.startswith(group.kind)
+        kind = self.kind.casefold()
+        return group.type in ("", kind) or kind in group.kind.casefold()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +119,7 @@ class Running:
 
     id: int
     person: str
+    machine: str = ""
     group: str
     seconds: float | None
     """How long it goes on; None: unknown."""
@@ -135,7 +173,7 @@ class Queue:
         turns = [turn for line in self._lines for turn in self._turns(line)]
         return [search for _, search in sorted(turns, key=lambda each: each[0])]
 
-    def next_for(self, group: str) -> Waiting | None:
+    def next_for(self, group: DeviceGroup) -> Waiting | None:
         """Returns the search that begins now on a group that is free; None where none may begin.
 
         One that was begun goes on before new ones begin, then the highest priority is first. Within
@@ -147,7 +185,7 @@ class Queue:
             if self._has_most_running(line[2]) or self._is_out_of_hours(line[2]):
                 continue
             for turn, search in self._turns(line):
-                if search.group in ("", group) and search.not_before <= self.now:
+                if search.fits(group) and search.not_before <= self.now:
                     if first is None or turn < first[0]:
                         first = turn, search
                     break
@@ -155,9 +193,9 @@ class Queue:
 
     def reason_to_wait(self, search: Waiting) -> str:
         """Returns what a search waits for, as the end of a sentence."""
-        groups = self.rules.groups
-        if search.group not in ("", *groups):
-            return f"a group of devices {search.group}, which the server does not have"
+        groups = [group for group in self.rules.groups if search.fits(group)]
+        if not groups:
+            return f"{self._missing_worker(search)}, and none is there"
         person, rules = search.person, self.rules
         if self._has_most_running(person):
             return (
@@ -172,9 +210,18 @@ class Queue:
             return f"device hours of {person}, who has used {used:.1f} of {limit}: the next {when}"
         if search.not_before > self.now:
             return "its next start after a loss"
-        if search.group or len(groups) == 1:
-            return f"the group {search.group or next(iter(groups))}"
-        return "a group of devices"
+        names = {group.name for group in groups}
+        return "a group of devices" if len(names) > 1 else f"the group {names.pop()}"
+
+    def _missing_worker(self, search: Waiting) -> str:
+        """Returns what a worker needs to have to run a search that no present one can run."""
+        groups = self.rules.groups
+        if search.group and all(group.name != search.group for group in groups):
+            return f"a worker with a group of devices {search.group}"
+        kind = search.model or search.kind
+        if kind and not any(replace(search, group="", slots=1).fits(group) for group in groups):
+            return f"a worker with {kind}"
+        return f"a worker with {search.slots} devices" if search.slots > 1 else "a worker"
 
     # -- the simulation ----------------------------------------------------------------------------
 
@@ -183,18 +230,23 @@ class Queue:
         """Whether no search waits."""
         return not self._lines
 
-    def begin(self, search: Waiting, group: str) -> Running:
+    def begin(self, search: Waiting, group: DeviceGroup) -> Running:
         """Lets a search run from now on."""
         line = self._lines[_line(search)]
         line.remove(search)
         if not line:
             del self._lines[_line(search)]
-        running = Running(id=search.id, person=search.person, group=group, seconds=search.seconds)
+        running = Running(
+            id=search.id,
+            person=search.person,
+            machine=group.machine,
+            group=group.name,
+            seconds=search.seconds,
+        )
         self.running[search.id] = running
         if not search.is_begun:
             self._last_starts[search.person] = (self.now, next(self._starts))
-        devices = self.rules.groups[group]
-        use = Use(search=search.id, person=search.person, devices=devices, began_at=self.now)
+        use = Use(search=search.id, person=search.person, devices=group.number, began_at=self.now)
         self._uses[search.person].append(use)
         return running
 
@@ -285,9 +337,10 @@ def _begins(queue: Queue) -> Iterator[tuple[int, float | None]]:
     ends: dict[int, float] = {}
     begun = list(queue.running.values())
     while not queue.is_empty:
-        busy = {search.group for search in queue.running.values()}
+        busy = {(search.machine, search.group) for search in queue.running.values()}
         for group in queue.rules.groups:
-            search = None if group in busy else queue.next_for(group)
+            is_busy = (group.machine, group.name) in busy
+            search = None if is_busy else queue.next_for(group)
             if search is not None:
                 yield search.id, queue.now - start if queue.now < known_until else None
                 begun.append(queue.begin(search, group))

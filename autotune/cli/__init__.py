@@ -109,6 +109,11 @@ class _Commands(LazyGroup):
             "them.",
         ),
         LazyCommand(
+            "worker",
+            "autotune.cli.worker:worker",
+            help="Run searches of the queue on the devices of this machine.",
+        ),
+        LazyCommand(
             "submit",
             "autotune.cli.submit:submit",
             help="Put a search in the queue of a server.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -75,18 +75,23 @@ def serve(context: typer.Context, given: Given[ServeCommand]) -> None:
     # fastapi and uvicorn take most of a second: by now the request is right.
     from autotune.service.web_server import run_server  # noqa: PLC0415
 
-    handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    if settings.verbose or settings.log_format is not None:
-        logging.getLogger("autotune.service").setLevel(logging.INFO)
+    write_log(settings.log_format or ("text" if settings.verbose else None))
     number = run_server(settings, sockets, when_ready=lambda: _say_ready(settings))
     if number:
         print("The server has stopped; the next one goes on with its searches.", file=sys.stderr)
         raise typer.Exit(128 + number)
+
+
+def write_log(log_format: Literal["text", "json"] | None) -> None:
+    """Have what happens written to stderr; without a format only what goes wrong, as text."""
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    if log_format is not None:
+        logging.getLogger("autotune.service").setLevel(logging.INFO)
 
 
 class PrintableFormatter(logging.Formatter):
@@ -119,7 +124,7 @@ def check_extra() -> None:
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if missing:
         raise InvalidInput(
-            f"autotune serve needs {', '.join(missing)}", hint='pip install "autotune[service]"'
+            f"this command needs {', '.join(missing)}", hint='pip install "autotune[service]"'
         )
 
 

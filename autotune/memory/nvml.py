@@ -5,6 +5,7 @@ Jetson does not have it, and after an update of the driver it fails until the ma
 It may also report no memory for a device (GPUs that share the host's memory).
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -140,6 +141,29 @@ def all_devices() -> list[NvmlDevice]:
     except pynvml.NVMLError:
         return devices
     return devices
+
+
+def visible_devices() -> list[NvmlDevice]:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all of them without it.
+
+    CUDA ignores what follows a device that is not there
+    (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables).
+    """
+    present = all_devices()
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return present
+    visible = []
+    for name in wanted.split(","):
+        named = [
+            device
+            for index, device in enumerate(present)
+            if name.strip() == str(index) or (name and device.uuid.startswith(name.strip()))
+        ]
+        if len(named) != 1:
+            break
+        visible += named
+    return visible
 
 
 def name_of(device: NvmlDevice) -> str:

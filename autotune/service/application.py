@@ -18,7 +18,9 @@ from autotune import __version__
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.study_view import StudyView
 from autotune.service.answers import AsciiResponse
+from autotune.service.devices import groups_of
 from autotune.service.gate import Gate
+from autotune.service.leader import Leader
 from autotune.service.metrics import HttpMetrics
 from autotune.service.openapi import document_of
 from autotune.service.other_servers import OtherServers
@@ -40,10 +42,10 @@ from autotune.service.routes import (
     study_changes,
     will_it_fit,
 )
-from autotune.service.scheduler import SEARCH_MODULE, Scheduler
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
 from autotune.service.stream import EventStream
+from autotune.service.worker import SEARCH_MODULE, Worker
 from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.identity import work_folder_path
@@ -120,19 +122,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServerSettings = app.state.settings
     store = StudyStore(settings.storage, create=True, busy_timeout_seconds=_BUSY_TIMEOUT_SECONDS)
     with closing(store):
-        queue = Searches(store.database, settings.queue_rules)
+        queue = Searches(store.database)
         tokens = Tokens(store.database)
         work = work_folder_path(store.database)
         retention = Retention(
             folder=work, keep_days=settings.keep_days, quota_bytes=settings.quota_bytes
-        )
-        scheduler = Scheduler(
-            queue,
-            settings,
-            log_folder=work / SEARCH_LOGS,
-            retention=retention,
-            webhooks_of_people=tokens.webhooks,
-            module=app.state.search_module,
         )
         stream = EventStream(
             store.database,
@@ -140,7 +134,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             when_study_changes=partial(study_changes.follow_change, work, store, queue),
         )
         servers = Servers(store.database)
-        others = OtherServers(servers, settings)
+        groups = groups_of(settings) if settings.worker else ()
+        others = OtherServers(servers, settings, groups=groups)
+        worker = Worker(
+            queue,
+            others,
+            settings,
+            groups=groups,
+            log_folder=work / SEARCH_LOGS,
+            retention=retention,
+            module=app.state.search_module,
+        )
+        leader = None
+        if not settings.is_worker:
+            leader = Leader(queue, settings, webhooks_of_people=tokens.webhooks)
         quick_answers = QuickAnswers(module=app.state.quick_module)
         app.state.service = ServiceState(
             settings=settings,
@@ -150,7 +157,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             cookie=_cookie_of(store.database),
             searches=queue,
             stream=stream,
-            scheduler=scheduler,
+            worker=worker,
+            leader=leader,
             quick=quick_answers,
             reader=StudyReader(
                 store,
@@ -164,12 +172,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         )
         await stream.begin()
         await anyio.to_thread.run_sync(others.begin)
+        threads = [worker] if leader is None else [worker, leader]
         running = [asyncio.create_task(stream.run()), asyncio.create_task(others.run())]
         try:
-            await anyio.to_thread.run_sync(scheduler.__enter__)
+            for rounds in threads:
+                await anyio.to_thread.run_sync(rounds.__enter__)
             yield
         finally:
-            await anyio.to_thread.run_sync(scheduler.__exit__)
+            for rounds in threads:
+                await anyio.to_thread.run_sync(rounds.__exit__)
             for task in running:
                 task.cancel()
                 with suppress(asyncio.CancelledError):

@@ -24,10 +24,14 @@ _SECONDS_BETWEEN_READS = 0.25
 
 
 class Callers:
-    """Who has which token; `owner_token` is that of the server's start."""
+    """Who has which token; `owner_token` is that of the server's start.
 
-    def __init__(self, owner_token: str) -> None:
+    A worker knows `servers_only`, and no person.
+    """
+
+    def __init__(self, owner_token: str, *, servers_only: bool = False) -> None:
         self._owner_digest = digest_of(owner_token)
+        self._servers_only = servers_only
         self._callers: Mapping[str, Caller] = {}
         self._roles: Mapping[str, TokenRole] = {}
         self._read_at = -float("inf")
@@ -79,7 +83,12 @@ class Callers:
                 return
             await asyncio.sleep(self._read_at + _SECONDS_BETWEEN_READS - time.monotonic())
             began = time.monotonic()
-            self._callers, self._roles = await anyio.to_thread.run_sync(_read, tokens, servers)
+            found, self._roles = await anyio.to_thread.run_sync(_read, tokens, servers)
+            self._callers = {
+                digest: caller
+                for digest, caller in found.items()
+                if caller.is_server or not self._servers_only
+            }
             self._read_at = began
 
 

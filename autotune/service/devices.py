@@ -1,20 +1,27 @@
-"""The devices of this machine as the page shows them: memory in use, and by whom.
+"""The devices of this machine: what searches run on, memory in use, and by whom.
 
 Read from the driver's monitoring library and from the operating system, without CUDA and torch.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.errors import TrialLost
-from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes
+from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes, visible_devices
 from autotune.service.processes import find_process, machine_of, this_host
+from autotune.service.settings import WorkerSettings, slots_of
 from autotune.shipped.device_name import cpu_name
 from autotune.spec.queued_search import QueuedSearch
 from autotune.spec.schema import Schema
+from autotune.study.running.devices import parse_devices
+
+_OTHER_GPUS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd")
+"""What GPUs have that NVML does not report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,42 @@ class Device(Schema):
     """The searches that use it."""
     others: tuple[OtherProcess, ...]
     """Processes of somebody else."""
+
+
+def groups_of(settings: WorkerSettings) -> tuple[DeviceGroup, ...]:
+    """Returns the groups of devices that searches run on.
+
+    The kind of the devices of a Ray cluster is not known, nor of GPUs without NVML.
+    """
+    return tuple(
+        DeviceGroup(
+            machine=this_host(),
+            name=name,
+            devices=devices,
+            slots=slots_of(devices),
+            **_kind_and_number(devices, is_elsewhere=settings.ray is not None),
+        )
+        for name, devices in settings.device_groups.items()
+    )
+
+
+def _kind_and_number(devices: str | None, *, is_elsewhere: bool) -> dict[str, Any]:
+    """Returns type, kind and number of the devices of a group, as far as they are known."""
+    wanted = 1 if devices is None else parse_devices(devices)
+    present = visible_devices()
+    number = len(wanted) if isinstance(wanted, tuple) else wanted or max(1, len(present))
+    if is_elsewhere:
+        return {"number": number}
+    hides_all = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    has_gpu = bool(present) or (not hides_all and any(map(os.path.exists, _OTHER_GPUS)))
+    if wanted == ("cpu",) or not has_gpu:
+        return {"type": "cpu", "kind": cpu_name(), "number": number}
+    first = 0
+    if isinstance(wanted, tuple):
+        first = int(wanted[0].partition(":")[2])
+    if first >= len(present):
+        return {"number": number}
+    return {"type": "cuda", "kind": name_of(present[first]), "number": number}
 
 
 def devices_in_use(running: Sequence[QueuedSearch]) -> list[Device]:

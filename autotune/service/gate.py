@@ -82,7 +82,7 @@ class Gate:
         self._settings = settings
         self._hosts = OwnHosts(settings)
         self._proxies = Proxies(settings.trusted_proxies)
-        self._callers = Callers(settings.owner_token)
+        self._callers = Callers(settings.owner_token, servers_only=settings.is_worker)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

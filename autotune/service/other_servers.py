@@ -19,6 +19,7 @@ import httpx
 from starlette.background import BackgroundTask
 from starlette.responses import Response, StreamingResponse
 
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.errors import StorageUnavailable, StorageUpgraded
 from autotune.service.problems import Problem
 from autotune.service.processes import machine_of, this_host
@@ -41,14 +42,19 @@ _PASSED_ON = (
 class OtherServers:
     """The servers of the database but this one, which gives its own signs of life meanwhile."""
 
-    def __init__(self, servers: Servers, settings: ServerSettings) -> None:
+    def __init__(
+        self, servers: Servers, settings: ServerSettings, *, groups: tuple[DeviceGroup, ...] = ()
+    ) -> None:
         self._servers = servers
         secret = new_token()
         self._own = RunningServer(
             digest=digest_of(secret),
-            owner_digest="" if settings.token else digest_of(settings.owner_token),
+            owner_digest=""
+            if settings.token or settings.is_worker
+            else digest_of(settings.owner_token),
             address=(settings.internal_address or settings.address).rstrip("/"),
             host=this_host(),
+            groups=groups,
         )
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {secret}", "Accept-Encoding": "identity"},
@@ -81,6 +87,18 @@ class OtherServers:
         with suppress(StorageUnavailable):
             self._servers.remove(self._own)
         self._http.close()
+
+    def groups_here(self) -> set[str]:
+        """Returns the groups of devices of this machine that others run searches on, too.
+
+        Raises StorageUnavailable.
+        """
+        return {
+            group.name
+            for server in self._servers.running()
+            if server.host == self._own.host and server.digest != self._own.digest
+            for group in server.groups
+        }
 
     # -- what they have ----------------------------------------------------------------------------
 

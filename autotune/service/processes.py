@@ -32,13 +32,15 @@ _NOT_PASSED_ON = ("AUTOTUNE_TOKEN",)
 def this_host() -> str:
     """Returns the name of this machine, by which processes of others are told apart.
 
-    After a start of the machine it has another name: no process of before is left.
+    After a start of the machine it has another name: no process of before is left. A job of Slurm
+    counts as a machine of its own: its devices are not those of another job on the same node.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = ""  # not Linux
-    return f"{socket.gethostname()[:80]} {boot[:13]}".strip()
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return " ".join(filter(None, (socket.gethostname()[:80], boot[:13], job[:20])))
 
 
 def machine_of(host: str) -> str:

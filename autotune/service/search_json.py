@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from autotune.service.processes import machine_of
 from autotune.service.submissions import TRIALS_BEFORE
 from autotune.spec.queued_search import QueuedSearch, QueuePlace, Search, SearchProgress
 
@@ -18,7 +19,7 @@ def moment(seconds: float | None) -> str | None:
 
 _OF_PROGRESS = [field.name for field in fields(SearchProgress)]
 _OF_PLACE = tuple(field.name for field in fields(QueuePlace))
-_MADE = (*_OF_PLACE, "request", "starts", "trials", "trials_wanted", "progress")
+_MADE = (*_OF_PLACE, "machine", "request", "starts", "trials", "trials_wanted", "progress")
 _MOMENTS = ("submitted_at", "started_at", "ended_at")
 _IN_NO_QUEUE = QueuePlace()
 _AS_STORED = [field.name for field in fields(Search) if field.name not in (*_MADE, *_MOMENTS)]
@@ -34,6 +35,7 @@ def search_object(search: QueuedSearch, *, place: QueuePlace | None = None) -> d
         **asdict(place or _IN_NO_QUEUE),
         "request": {name: value for name, value in search.request.items() if name != TRIALS_BEFORE},
         "starts": search.run,
+        "machine": machine_of(search.host),
         "trials": progress.get("trials"),
         "trials_wanted": progress.get("trials_wanted"),
         "progress": {name: progress.get(name) for name in _OF_PROGRESS} if is_told else None,

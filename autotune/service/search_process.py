@@ -282,7 +282,7 @@ def _run(
         if reporter.is_cancelled:
             return SearchEnd(state="cancelled", exit_code=75)
         return SearchEnd(
-            state="queued", reason="the server was stopped; the next one goes on with it"
+            state="queued", reason="its worker was stopped; the next one goes on with it"
         )
     except (StorageUnreachable, TrialLost) as error:
         # The fault of the machine or of the database: another start may help.

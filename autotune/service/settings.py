@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from autotune.analysis.queue_order import DEFAULT_GROUP, NO_LIMIT, DeviceHours, QueueRules
+from autotune.analysis.queue_order import DEFAULT_GROUP, DeviceHours
 from autotune.errors import InvalidInput
 from autotune.execution.cluster.address import check_address
-from autotune.memory.nvml import all_devices
 from autotune.spec.setting import (
     EVERYDAY,
     LIMITS,
@@ -184,8 +183,8 @@ Count = Annotated[int, whole_number(1, 2**31 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmissionRules(Settings):
-    """What a server accepts, and what it decides for every search."""
+class MachineRules(Settings):
+    """Which database searches of a machine use, and what of that machine."""
 
     storage: str = same_setting(SearchRequest, "storage")
     devices: DeviceList | None = same_setting(SearchRequest, "devices")
@@ -208,6 +207,12 @@ class SubmissionRules(Settings):
         metavar="FOLDER",
     )
     """Without any, no code of a submission is run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionRules(MachineRules):
+    """What a server accepts, and what it decides for every search."""
+
     most_trials: Count | None = setting(
         None,
         "Largest number of trials of a search.",
@@ -228,8 +233,77 @@ class SubmissionRules(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(SubmissionRules):
+class WorkerSettings(MachineRules):
+    """What a worker runs searches on, for how long, and what it keeps."""
+
+    time_limit: Duration | None = setting(
+        None,
+        "End within this time, such as 4h: what runs then goes on elsewhere. [default: never]",
+        group=EVERYDAY,
+    )
+    groups: Annotated[Mapping[str, str], _GROUPS] = setting(
+        dict,
+        "Name a group of devices that runs a search of its own at the same time, such as "
+        "left=cuda:0,cuda:1. Can be repeated, instead of --devices. [default: one group]",
+        group=THE_DEVICE,
+        flag="--group",
+    )
+    """{name: devices}; empty: one group, named `default`, of `devices`."""
+    internal_address: WebAddress | None = setting(
+        None,
+        "URL at which other servers of the database reach this one, to read logs and profiles: "
+        "http://10.0.0.7:8321. [default: its own]",
+        group=WHO_GETS_IN,
+        metavar="URL",
+    )
+    log_format: Literal["text", "json"] | None = setting(
+        None,
+        "Print a line for each request: as text, or as JSON with route and person. "
+        "[default: only what goes wrong, as text]",
+        group=RESULTS,
+    )
+    keep_days: Count | None = setting(
+        None,
+        "Delete logs and profiles of trials after this many days; results stay. [default: never]",
+        group=LIMITS,
+        flag="--keep",
+        metavar="DAYS",
+    )
+    quota_bytes: Size | None = setting(
+        None,
+        "Delete the oldest logs and profiles where all together are larger: 10GiB. "
+        "[default: never]",
+        group=LIMITS,
+        flag="--quota",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.devices is not None:
+            parse_devices(self.devices)
+        if self.groups and self.devices is not None:
+            raise InvalidInput(
+                "--devices and --group both say which devices there are",
+                hint="leave --devices out",
+            )
+        if self.ray is not None:
+            check_address(self.ray)
+
+    @property
+    def device_groups(self) -> Mapping[str, str | None]:
+        """The devices of each group by its name."""
+        return self.groups or {DEFAULT_GROUP: self.devices}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(WorkerSettings, SubmissionRules):
     """Where a server listens, what it serves and who gets in."""
+
+    worker: bool = setting(
+        True,
+        "Run no searches on this machine: workers of the database do.",
+        group=THE_DEVICE,
+    )
 
     most_queued_of_person: Count | None = setting(
         None,
@@ -263,14 +337,6 @@ class ServerSettings(SubmissionRules):
     port: Annotated[int, whole_number(0, 65535)] = setting(
         DEFAULT_PORT, "Port to listen on; 0 for one that is free.", group=EVERYDAY, metavar="N"
     )
-    groups: Annotated[Mapping[str, str], _GROUPS] = setting(
-        dict,
-        "Name a group of devices that runs a search of its own at the same time, such as "
-        "left=cuda:0,cuda:1. Can be repeated, instead of --devices. [default: one group]",
-        group=THE_DEVICE,
-        flag="--group",
-    )
-    """{name: devices}; empty: one group, named `default`, of `devices`."""
     allowed_hosts: HostNames = setting(
         (),
         "Name that a proxy serves it under, such as tuning.example.org. Can be repeated.",
@@ -286,13 +352,6 @@ class ServerSettings(SubmissionRules):
         metavar="PATH",
     )
     """Which every address of a page begins with. A proxy may remove it from what it sends."""
-    internal_address: WebAddress | None = setting(
-        None,
-        "URL at which other servers of the database reach this one, to read logs and profiles: "
-        "http://10.0.0.7:8321. [default: its own]",
-        group=WHO_GETS_IN,
-        metavar="URL",
-    )
     trusted_user_header: Annotated[str, _HEADER] | None = setting(
         None,
         "Header in which a proxy names the person who has signed in to it, such as "
@@ -316,26 +375,8 @@ class ServerSettings(SubmissionRules):
     webhook: WebAddress | None = setting(
         None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
     )
-    log_format: Literal["text", "json"] | None = setting(
-        None,
-        "Print a line for each request: as text, or as JSON with route and person. "
-        "[default: only what goes wrong, as text]",
-        group=RESULTS,
-    )
-    keep_days: Count | None = setting(
-        None,
-        "Delete logs and profiles of trials after this many days; results stay. [default: never]",
-        group=LIMITS,
-        flag="--keep",
-        metavar="DAYS",
-    )
-    quota_bytes: Size | None = setting(
-        None,
-        "Delete the oldest logs and profiles where all together are larger: 10GiB. "
-        "[default: never]",
-        group=LIMITS,
-        flag="--quota",
-    )
+    is_worker: bool = False
+    """Whether only other servers get in, and it never leads: `autotune worker`."""
     token: str | None = field(default=None, repr=False)
     """The token that the user has chosen; it is never printed. None: a random one."""
     largest_body_bytes: int = LARGEST_BODY_BYTES
@@ -350,51 +391,33 @@ class ServerSettings(SubmissionRules):
         from autotune.storage.tokens import new_token  # noqa: PLC0415
 
         object.__setattr__(self, "owner_token", self.token or new_token())
-        if self.devices is not None:
-            parse_devices(self.devices)
-        if self.groups and self.devices is not None:
-            raise InvalidInput(
-                "--devices and --group both say which devices there are",
-                hint="leave --devices out",
-            )
         if (self.trusted_user_header is None) != (not self.trusted_proxies):
             raise InvalidInput(
                 "--trust-user-header and --trust-proxy belong together",
                 hint="name the header, and the address of the proxy that sends it",
             )
-        if self.ray is not None:
-            check_address(self.ray)
-            if self.most_device_hours_of_person is not None and self.devices in (None, "all"):
-                raise InvalidInput(
-                    "--max-device-hours-per-person counts devices, and how many searches have on "
-                    "the Ray cluster is not said",
-                    hint="say it with --devices N",
-                )
+        if (
+            self.ray is not None
+            and self.most_device_hours_of_person is not None
+            and self.devices in (None, "all")
+        ):
+            raise InvalidInput(
+                "--max-device-hours-per-person counts devices, and how many searches have on "
+                "the Ray cluster is not said",
+                hint="say it with --devices N",
+            )
 
     @property
-    def queue_rules(self) -> QueueRules:
-        """What the searches of the queue may have."""
-        hours = self.most_device_hours_of_person
-        return QueueRules(
-            groups={name: _number_of(devices) for name, devices in self.device_groups.items()},
-            most_running=self.most_running_of_person,
-            most_hours=NO_LIMIT if hours is None else DeviceHours.parse(hours),
-        )
-
-    @property
-    def device_groups(self) -> Mapping[str, str | None]:
-        """The devices of each group by its name."""
-        return self.groups or {DEFAULT_GROUP: self.devices}
+    def limits(self) -> Mapping[str, Any]:
+        """What searches and people may have, by the names of the settings; the others have none."""
+        named = {name: getattr(self, name) for name in _LIMITS}
+        return {name: value for name, value in named.items() if value is not None}
 
     def rules(self, group: str = "") -> SubmissionRules:
-        """Returns what is accepted and decided for a search of a group.
-
-        One of any group, which is empty, may ask for what each of them has.
-        """
-        groups = self.device_groups
-        devices = groups.get(group, min(groups.values(), key=_devices_in))
+        """Returns what is accepted and decided for a search on a group of this machine."""
+        devices = self.device_groups.get(group, self.devices)
         decided = {field.name: getattr(self, field.name) for field in fields(SubmissionRules)}
-        decided |= {"devices": devices, "most_devices": self.most_devices or _devices_in(devices)}
+        decided |= {"devices": devices, "most_devices": self.most_devices or slots_of(devices)}
         return SubmissionRules(**decided)
 
     @property
@@ -421,7 +444,13 @@ class ServerSettings(SubmissionRules):
         return f"{self.origin}{self.root_path}/?token={self.owner_token}"
 
 
-def _devices_in(devices: str | None) -> int:
+_LIMITS = (
+    *("most_trials", "most_seconds", "most_devices"),
+    *("most_running_of_person", "most_device_hours_of_person"),
+)
+
+
+def slots_of(devices: str | None) -> int:
     """Returns how many trials may run at once on devices of which no number is given.
 
     A machine has as many slots for trials on its CPU as it has cores.
@@ -430,11 +459,3 @@ def _devices_in(devices: str | None) -> int:
     if isinstance(wanted, tuple):
         return len(wanted)
     return max(wanted or 1, os.cpu_count() or 1)
-
-
-def _number_of(devices: str | None) -> int:
-    """Returns how many devices a search has for itself."""
-    wanted = 1 if devices is None else parse_devices(devices)
-    if isinstance(wanted, tuple):
-        return len(wanted)
-    return wanted or max(1, len(all_devices()))

@@ -1,20 +1,22 @@
 """What the routes of one server share, and who calls them."""
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import anyio.to_thread
 from fastapi import Depends, Request
 
 from autotune.errors import NotYours
+from autotune.service.leader import Leader
 from autotune.service.other_servers import OtherServers
 from autotune.service.quick import QuickAnswers
 from autotune.service.reading import StudyReader
-from autotune.service.scheduler import Scheduler
-from autotune.service.settings import ServerSettings
+from autotune.service.settings import ServerSettings, SubmissionRules
 from autotune.service.stream import EventStream
+from autotune.service.worker import Worker
 from autotune.spec.model_size import free_disk_bytes
 from autotune.spec.queued_search import SearchState
 from autotune.storage.searches import Searches
@@ -22,7 +24,7 @@ from autotune.storage.servers import Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import TokenRole, Tokens
 
-ServerRole = Literal["leader", "standby"]
+ServerRole = Literal["leader", "standby", "worker"]
 
 
 @dataclass(kw_only=True)
@@ -37,7 +39,9 @@ class ServiceState:
     """The name of the cookie with a browser's token, which all servers of the database share."""
     searches: Searches
     stream: EventStream
-    scheduler: Scheduler
+    worker: Worker
+    leader: Leader | None
+    """None: a worker alone, which never leads."""
     quick: QuickAnswers
     reader: StudyReader
     others: OtherServers
@@ -47,8 +51,38 @@ class ServiceState:
     """Where deleted studies are exported to."""
 
     def role(self) -> ServerRole:
-        """Whether this server runs the searches, or waits for the one that does to end."""
-        return "leader" if self.scheduler.is_leading else "standby"
+        """Whether this server leads, or waits for the one that does to end."""
+        if self.leader is None:
+            return "worker"
+        return "leader" if self.leader.is_leading else "standby"
+
+    def group_names(self) -> list[str]:
+        """Returns the names of the groups of devices, here and of every worker that is there."""
+        names = (group.name for group in (*self.worker.groups, *self.searches.groups()))
+        return list(dict.fromkeys(names))
+
+    def rules(self, group: object) -> SubmissionRules:
+        """Returns what is accepted for a search of a group, by its name; else for any group.
+
+        It may ask for as much as the largest of them has.
+        """
+        known = (*self.worker.groups, *self.searches.groups())
+        of_name = [each for each in known if group in (None, "", each.name)]
+        largest = max(of_name, key=lambda each: each.slots, default=None)
+        most = self.settings.most_devices
+        return dataclasses.replace(
+            self.settings.rules(),
+            devices=None if largest is None else largest.devices,
+            most_devices=most or (None if largest is None else largest.slots),
+        )
+
+    def dry_run_order(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what the process of a dry run is told. Raises StorageUnavailable."""
+        return {
+            "settings": settings,
+            "rules": asdict(self.rules(settings.get("group"))),
+            "groups": self.group_names(),
+        }
 
     def free_disk_bytes(self) -> int:
         """Returns the free bytes of the disk with the fewest, of those that searches write to."""

@@ -41,7 +41,7 @@ def log_of_search(
     Raises UnknownSearch, and Problem where its log cannot be had.
     """
     process = service.searches.get(number).process
-    own = end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes)
+    own = end_of_file(service.worker.log_file(number), most_bytes=most_bytes)
     if own is not None:
         own = replace(own, text=HiddenUrl(service.settings.storage).without(own.text))
     if not caller.is_server:

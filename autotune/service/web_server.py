@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from autotune.errors import AutotuneError
 from autotune.service.application import create_app
 from autotune.service.connections import protocol_of_connections
-from autotune.service.scheduler import SEARCH_MODULE
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
+from autotune.service.worker import SEARCH_MODULE
 
 _GRACE_SECONDS = 3
 """How long answers may go on after a signal."""
@@ -53,7 +53,8 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         service: ServiceState = self._app.state.service
         self.error = service.others.error
-        return self.error is not None or await super().on_tick(counter)
+        has_ended = self.error is not None or service.worker.is_over
+        return has_ended or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Streams of events would not end by themselves, and what is slower than _GRACE_SECONDS is

@@ -85,6 +85,8 @@ class QueuedSearch(Schema):
     """How many processes in a row ended without a word."""
     is_stopping: bool = False
     """Whether it is to be cancelled; its process ends within seconds."""
+    host: str = ""
+    """The machine of the worker that has taken it, or had it last."""
     process: SearchProcess | None = None
     is_expired: bool = False
     """Whether its process has given no sign of life for SEARCH_LEASE_SECONDS."""
@@ -162,6 +164,8 @@ class Search(Schema):
     """Number of trials with a result."""
     trials_wanted: int | None = None
     progress: SearchProgress | None = None
+    machine: str = ""
+    """The machine that runs it, or ran it last."""
     version: str = ""
     """Of the autotune that runs it."""
 

@@ -29,6 +29,8 @@ from autotune.storage.tables import (
     REVISION,
     SCHEMA_VERSION,
     SEARCHES,
+    SERVER,
+    SERVERS,
     STUDIES,
     TOKENS,
     TRIALS,
@@ -42,6 +44,8 @@ _FIRST_REVISION_WITHOUT_SENTENCES = "0003"
 """Before it, results said in sentences where they come from."""
 _FIRST_REVISION_WITH_BUDGETS = "0009"
 """Before it, a search did not say how long it runs at most, nor a token who is told of its end."""
+_FIRST_REVISION_WITH_WORKERS = "0010"
+"""Before it, only the leading server ran searches, by limits that it kept to itself."""
 _FIRST_REVISION_WITH_ROLES = "0007"
 """Before it, a token could write or not, and what it wrote belonged to nobody."""
 
@@ -148,6 +152,12 @@ def _convert_rows(connection: Connection, there: set[str], revision: str) -> Non
         connection.execute(text(f"ALTER TABLE {SEARCHES.name} ADD COLUMN budget_seconds FLOAT"))
     if revision < _FIRST_REVISION_WITH_BUDGETS and TOKENS.name in there:
         connection.execute(text(f"ALTER TABLE {TOKENS.name} ADD COLUMN webhook TEXT"))
+    if revision < _FIRST_REVISION_WITH_WORKERS:
+        if SERVER.name in there:
+            connection.execute(text(f"ALTER TABLE {SERVER.name} ADD COLUMN limits JSON"))
+        if SERVERS.name in there:
+            # None of them runs: each enters itself again.
+            connection.execute(text(f"DROP TABLE {SERVERS.name}"))
     connection.execute(update(STUDIES).values(schema_version=SCHEMA_VERSION))
 
 

@@ -68,7 +68,7 @@ class AttemptLease(Lease):
 class RunLease(Lease):
     """The lease of a search's process, whose token is the run: how often one was started.
 
-    The leading server ends it if it knows the process to be dead, or, of another machine, if the
+    A worker of its machine ends it if it knows the process to be dead, and any other worker if the
     lease has expired.
     """
 

@@ -2,17 +2,20 @@
 
 Each call is one transaction. Three kinds of processes write, and none trusts that it is alone:
 
-- the scheduler of the leading server. Its calls name the *epoch* of its lead.
+- the workers, on any number of machines, which take searches from the queue.
 - the process of a search. Its calls name the *run*, which each start of a process raises.
+- the leading server, for what only one may do. Its calls name the *epoch* of its lead.
 - every server, for what its users ask for.
 
-The first two hold a lease (`leases.py`): what one writes that has lost its lease is rejected.
+The second and the third hold a lease (`leases.py`): what one writes that has lost its lease is
+rejected.
 
 Events have numbers without gaps that a reader could miss: the row of `autotune_server` is locked
 from the number to the commit, so that they appear in their order.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +41,17 @@ from sqlalchemy import (
     update,
 )
 
-from autotune.analysis.queue_order import NO_LIMIT, Queue, QueueRules, Running, Use, Waiting, places
+from autotune.analysis.queue_order import (
+    NO_LIMIT,
+    DeviceGroup,
+    DeviceHours,
+    Queue,
+    QueueRules,
+    Running,
+    Use,
+    Waiting,
+    places,
+)
 from autotune.errors import NotYours, SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
 from autotune.spec.queued_search import (
     ENDED,
@@ -57,6 +70,7 @@ from autotune.storage.error_translation import Conflict
 from autotune.storage.leases import LeadLease, Lease, LeaseLost, RunLease
 from autotune.storage.rows import storable_text
 from autotune.storage.schema import check_revision
+from autotune.storage.servers import running_servers
 from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import (
     EVENTS,
@@ -110,14 +124,15 @@ class Lead:
     epoch: int
     holder: str
     version: str
+    limits: Mapping[str, Any]
+    """What it lets searches and people have."""
 
 
 class Searches:
     """The queue of one database. All methods raise StorageUnavailable and StorageUnreachable."""
 
-    def __init__(self, database: Database, rules: QueueRules | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._rules = rules or QueueRules()
 
     # -- for users -----------------------------------------------------------------------------
 
@@ -254,8 +269,13 @@ class Searches:
         with self._database.reading() as connection:
             if connection.scalar(_HAS_QUEUED) is None:
                 return {}
-            queue = _queue(connection, self._rules)
+            queue = _queue(connection)
         return places(queue)
+
+    def groups(self) -> list[DeviceGroup]:
+        """Returns what the workers that are there run searches on."""
+        with self._database.reading() as connection:
+            return list(_groups(connection))
 
     def states_of_studies(self) -> dict[str, SearchState]:
         """Returns the state of the latest search of each study that has one."""
@@ -368,12 +388,20 @@ class Searches:
                 raise LeaseLost
             yield connection
 
-    # -- for the scheduler -----------------------------------------------------------------------
+    # -- for the leading server --------------------------------------------------------------------
 
-    def take_lead(self, holder: str, *, version: str, dead_epoch: int = -1) -> int | None:
+    def take_lead(
+        self,
+        holder: str,
+        *,
+        version: str,
+        dead_epoch: int = -1,
+        limits: Mapping[str, Any] | None = None,
+    ) -> int | None:
         """Takes the lead where no server has it; returns its epoch, else None.
 
-        `dead_epoch` is that of a leader whose process is known to have ended.
+        `dead_epoch` is that of a leader whose process is known to have ended. The `limits`, by the
+        names of the server's settings, hold for all workers until another server leads.
         """
         is_free = or_(not_(LeadLease.unexpired), SERVER.c.epoch == dead_epoch)
         with self._database.writing() as connection:
@@ -381,7 +409,11 @@ class Searches:
                 update(SERVER)
                 .where(is_free)
                 .values(
-                    epoch=SERVER.c.epoch + 1, holder=holder, version=version, **LeadLease.renewal
+                    epoch=SERVER.c.epoch + 1,
+                    holder=holder,
+                    version=version,
+                    limits=dict(limits or {}),
+                    **LeadLease.renewal,
                 )
             )
             if taken.rowcount == 0:
@@ -393,7 +425,7 @@ class Searches:
         """Returns which server leads, or led last."""
         with self._database.reading() as connection:
             row = connection.execute(select(SERVER)).one()
-        return Lead(epoch=row.epoch, holder=row.holder, version=row.version)
+        return Lead(epoch=row.epoch, holder=row.holder, version=row.version, limits=_limits(row))
 
     def keep_lead(self, epoch: int) -> None:
         """Renews the lead. Raises LeaseLost."""
@@ -404,77 +436,6 @@ class Searches:
         """Lets another server take the lead at once."""
         with self._database.writing() as connection:
             LeadLease(epoch).write(connection, holder="", renewed_at=0.0)
-
-    def claim_next(self, epoch: int, *, group: str, version: str) -> QueuedSearch | None:
-        """Marks the next search for a group of devices as running; None where none may begin.
-
-        None too while another search runs on the group. Raises LeaseLost.
-        """
-        with self._writing(LeadLease(epoch)) as connection:
-            is_busy = select(SEARCHES.c.id).where(
-                SEARCHES.c.state == "running", SEARCHES.c.device_group == group
-            )
-            if connection.execute(is_busy.limit(1)).first() is not None:
-                return None
-            following = _queue(connection, self._rules).next_for(group)
-            if following is None:
-                return None
-            number = following.id
-            _update(
-                connection,
-                number,
-                state="running",
-                run=SEARCHES.c.run + 1,
-                reported=0,
-                device_group=group,
-                started_at=func.coalesce(SEARCHES.c.started_at, DatabaseNow()),
-                lease_until=RunLease.until,
-                host=None,
-                pid=None,
-                process_started_at=None,
-                reason="",
-                hint="",
-                version=version,
-            )
-            search = _read(connection, number)
-            if search.state != "running":  # its row cannot be read: no process could run it
-                end = SearchEnd(
-                    state="failed",
-                    reason=search.reason,
-                    hint=search.hint,
-                    exit_code=search.exit_code,
-                )
-                _end(connection, number, end)
-            else:
-                connection.execute(
-                    insert(USES).values(
-                        search_id=number,
-                        person=search.submitted_by,
-                        devices=self._rules.groups.get(group, 1),
-                        began_at=DatabaseNow(),
-                    )
-                )
-            _add_events(connection, [_state_event(search)])
-            failpoint("search claimed, not committed")
-        failpoint("search claimed")
-        return search if search.state == "running" else None
-
-    def end_lost_run(
-        self, epoch: int, number: int, run: int, end: SearchEnd
-    ) -> QueuedSearch | None:
-        """Notes how a search ended whose process did not say it, or could not be started.
-
-        Returns None where the process has said it, or another one runs. Raises LeaseLost.
-        """
-        with self._writing(LeadLease(epoch)) as connection:
-            lease_until = select(SEARCHES.c.lease_until).where(SEARCHES.c.id == number)
-            last_sign = (connection.scalar(lease_until) or 0.0) - SEARCH_LEASE_SECONDS
-            if not RunLease(number, run).write(connection):
-                return None
-            _end_use(connection, number, at=last_sign)
-            with _telling(connection, number) as search:
-                _end_run(connection, search, end)
-            return _read(connection, number)
 
     def to_announce(
         self, *, by: Collection[str] | None = None, limit: int = 20
@@ -502,6 +463,85 @@ class Searches:
             connection.execute(
                 update(SEARCHES).where(SEARCHES.c.id.in_(numbers)).values(is_announced=True)
             )
+
+    # -- for the workers ---------------------------------------------------------------------------
+
+    def claim_next(self, group: DeviceGroup, *, version: str) -> QueuedSearch | None:
+        """Marks the next search for a group of devices as running; None where none may begin.
+
+        None too while another search runs on the group.
+        """
+        with self._writing() as connection:
+            is_busy = select(SEARCHES.c.id).where(
+                SEARCHES.c.state == "running",
+                SEARCHES.c.host == group.machine,
+                SEARCHES.c.device_group == group.name,
+            )
+            if connection.execute(is_busy.limit(1)).first() is not None:
+                return None
+            following = _queue(connection).next_for(group)
+            if following is None:
+                return None
+            number = following.id
+            _update(
+                connection,
+                number,
+                state="running",
+                run=SEARCHES.c.run + 1,
+                reported=0,
+                device_group=group.name,
+                started_at=func.coalesce(SEARCHES.c.started_at, DatabaseNow()),
+                lease_until=RunLease.until,
+                host=storable_text(group.machine, longest=200),
+                pid=None,
+                process_started_at=None,
+                reason="",
+                hint="",
+                version=version,
+            )
+            search = _read(connection, number)
+            if search.state != "running":  # its row cannot be read: no process could run it
+                end = SearchEnd(
+                    state="failed",
+                    reason=search.reason,
+                    hint=search.hint,
+                    exit_code=search.exit_code,
+                )
+                _end(connection, number, end)
+            else:
+                connection.execute(
+                    insert(USES).values(
+                        search_id=number,
+                        person=search.submitted_by,
+                        devices=group.number,
+                        began_at=DatabaseNow(),
+                    )
+                )
+            _add_events(connection, [_state_event(search)])
+            failpoint("search claimed, not committed")
+        failpoint("search claimed")
+        return search if search.state == "running" else None
+
+    def end_lost_run(
+        self, number: int, run: int, end: SearchEnd, *, is_known: bool = True
+    ) -> QueuedSearch | None:
+        """Notes how a search ended whose process did not say it, or could not be started.
+
+        Without `is_known`, that it has ended, only where its lease has expired. Returns None where
+        the process has said it, another one runs, or another worker has noted it.
+        """
+        with self._writing() as connection:
+            lease = RunLease(number, run)
+            is_ended = true() if is_known else not_(RunLease.unexpired)
+            lease_until = select(SEARCHES.c.lease_until).where(lease.is_held, is_ended)
+            held_until = connection.scalar(lease_until)
+            if held_until is None or not lease.write(connection):
+                return None
+            last_sign = held_until - SEARCH_LEASE_SECONDS
+            _end_use(connection, number, at=last_sign)
+            with _telling(connection, number) as search:
+                _end_run(connection, search, end)
+            return _read(connection, number)
 
     # -- for the process of a search ---------------------------------------------------------------
 
@@ -612,10 +652,38 @@ _USES = select(
 )
 
 
-def _queue(connection: Connection, rules: QueueRules) -> Queue:
+def _groups(connection: Connection) -> Iterator[DeviceGroup]:
+    """Yields each group once: a server and a worker of one machine may have the same."""
+    known = set()
+    for server in running_servers(connection):
+        for group in server.groups:
+            if (group.machine, group.name) not in known:
+                known.add((group.machine, group.name))
+                yield group
+
+
+def _limits(row: Row[Any]) -> Mapping[str, Any]:
+    """Returns the limits of the server that leads; none where the column cannot be read."""
+    return row.limits if isinstance(row.limits, dict) else {}
+
+
+def _rules(connection: Connection) -> QueueRules:
+    limits = _limits(connection.execute(select(SERVER.c.limits)).one())
+    most_running = limits.get("most_running_of_person")
+    hours = limits.get("most_device_hours_of_person")
+    return QueueRules(
+        groups=tuple(_groups(connection)),
+        most_running=most_running if isinstance(most_running, int) else None,
+        most_hours=DeviceHours.parse(hours) if isinstance(hours, str) else NO_LIMIT,
+    )
+
+
+def _queue(connection: Connection) -> Queue:
     """Returns the searches that wait and run, with what decides who is next."""
+    rules = _rules(connection)
     now = connection.scalar(select(DatabaseNow())) or 0.0
     rows = connection.execute(_ACTIVE).all()
+    models = _models(connection, {row.study for row in rows if row.state == "queued"})
     people = {row.submitted_by for row in rows}
     starts = (
         select(SEARCHES.c.submitted_by, func.max(cast(SEARCHES.c.started_at, Float)))
@@ -625,7 +693,7 @@ def _queue(connection: Connection, rules: QueueRules) -> Queue:
     return Queue(
         rules,
         now=now,
-        waiting=[_waiting(_search(row)) for row in rows if row.state == "queued"],
+        waiting=[_waiting(_search(row), models) for row in rows if row.state == "queued"],
         running=[_running(_search(row)) for row in rows if row.state == "running"],
         last_starts={row[0]: row[1] for row in connection.execute(starts)},
         uses=_uses(connection, people, since=now - rules.most_hours.window_seconds)
@@ -634,16 +702,38 @@ def _queue(connection: Connection, rules: QueueRules) -> Queue:
     )
 
 
-def _waiting(search: QueuedSearch) -> Waiting:
+def _models(connection: Connection, studies: Collection[str]) -> dict[str, str]:
+    """Returns the names of the devices that studies were begun on, by the names of the studies."""
+    query = select(STUDIES.c.name, STUDIES.c.device).where(STUDIES.c.name.in_(studies))
+    models = {}
+    for row in connection.execute(query):
+        model = row.device.get("name") if isinstance(row.device, dict) else None
+        if isinstance(model, str):
+            models[row.name] = model
+    return models
+
+
+def _waiting(search: QueuedSearch, models: Mapping[str, str]) -> Waiting:
+    kind = search.request.get("kind")
     return Waiting(
         id=search.id,
         person=search.submitted_by,
         priority=search.priority,
         group=search.group,
+        kind=kind if isinstance(kind, str) else "",
+        model=models.get(search.study, ""),
+        slots=_slots(search.request),
         is_begun=search.run > 0,
         not_before=search.not_before,
         seconds=_budget_left(search),
     )
+
+
+def _slots(request: Mapping[str, Any]) -> int:
+    """Returns how many trials a search asks to run at once; 1 where it does not say."""
+    devices, on_each = request.get("devices"), request.get("trials_per_device", 1)
+    number = int(str(devices)) if re.fullmatch(r"[0-9]{1,4}", str(devices)) else 1
+    return number * (on_each if isinstance(on_each, int) else 1)
 
 
 def _running(search: QueuedSearch) -> Running:
@@ -652,6 +742,7 @@ def _running(search: QueuedSearch) -> Running:
     return Running(
         id=search.id,
         person=search.submitted_by,
+        machine=search.host,
         group=search.group,
         seconds=0.0 if search.is_stopping else seconds,
     )
@@ -808,6 +899,7 @@ def _readable_search(row: Row[Any]) -> QueuedSearch:
         run=row.run,
         losses=row.losses,
         is_stopping=row.is_stopping,
+        host=row.host or "",
         process=process,
         is_expired=row.is_expired,
         progress=row.progress,

@@ -1,4 +1,4 @@
-"""Which servers run on a database, where they reach each other, and by what they know each other.
+"""Which servers and workers run on a database, what they run searches on, and how they are reached.
 
 Logs and profiles are in the folder of the server that ran a search. Another one asks it for them,
 with a secret of its own that it draws at each start: of a secret only the digest is stored, so that
@@ -6,9 +6,12 @@ nobody who reads the database, or a copy of it, gets in.
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, insert, or_, select, update
 
+from autotune.analysis.queue_order import DeviceGroup
+from autotune.spec.reading import parse
 from autotune.storage.database import Database
 from autotune.storage.schema import check_revision
 from autotune.storage.tables import SERVERS, DatabaseNow
@@ -19,7 +22,7 @@ SERVER_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """A server that runs on the database."""
+    """A server, or a worker, that runs on the database."""
 
     digest: str
     """Of the secret that it sends to other servers."""
@@ -29,6 +32,8 @@ class RunningServer:
     """The URL at which other servers reach it."""
     host: str
     """Its machine, as `SearchProcess` has it."""
+    groups: tuple[DeviceGroup, ...] = ()
+    """What it runs searches on."""
 
 
 class Servers:
@@ -42,7 +47,14 @@ class Servers:
 
         Raises StorageUpgraded where a later autotune has upgraded the database.
         """
-        renewed = {**asdict(server), "renewed_at": DatabaseNow()}
+        renewed = {
+            "digest": server.digest,
+            "owner_digest": server.owner_digest,
+            "address": server.address,
+            "host": server.host,
+            "device_groups": [asdict(group) for group in server.groups],
+            "renewed_at": DatabaseNow(),
+        }
         with self._database.writing() as connection:
             known = connection.execute(
                 update(SERVERS).where(SERVERS.c.digest == server.digest).values(renewed)
@@ -56,17 +68,8 @@ class Servers:
 
     def running(self) -> list[RunningServer]:
         """Returns the servers that have given a sign of life in time."""
-        query = select(SERVERS).where(SERVERS.c.renewed_at >= _OLDEST).order_by(SERVERS.c.id)
         with self._database.reading() as connection:
-            return [
-                RunningServer(
-                    digest=row.digest,
-                    owner_digest=row.owner_digest,
-                    address=row.address,
-                    host=row.host,
-                )
-                for row in connection.execute(query)
-            ]
+            return running_servers(connection)
 
     def remove(self, server: RunningServer) -> None:
         """Takes a server that ends off the list."""
@@ -75,3 +78,26 @@ class Servers:
 
 
 _OLDEST = DatabaseNow() - SERVER_SECONDS
+
+
+def running_servers(connection: Connection) -> list[RunningServer]:
+    """Returns the servers that have given a sign of life in time, the first started first."""
+    query = select(SERVERS).where(SERVERS.c.renewed_at >= _OLDEST).order_by(SERVERS.c.id)
+    return [
+        RunningServer(
+            digest=row.digest,
+            owner_digest=row.owner_digest,
+            address=row.address,
+            host=row.host,
+            groups=_groups(row),
+        )
+        for row in connection.execute(query)
+    ]
+
+
+def _groups(row: Row[Any]) -> tuple[DeviceGroup, ...]:
+    """Returns the groups of a row; none where somebody has written something else into it."""
+    try:
+        return tuple(parse(DeviceGroup, group) for group in row.device_groups)
+    except (ValueError, TypeError, RecursionError):
+        return ()

@@ -33,7 +33,7 @@ MOMENT = DateTime(timezone=True).with_variant(StoredDate, "sqlite")
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0009"
+REVISION = "0010"
 """The revision of these tables, which is stored with them; it grows with each change."""
 
 VERSION = Table(
@@ -223,6 +223,8 @@ SERVER = Table(
     Column("version", String(40), nullable=False),
     Column("renewed_at", Float, nullable=False),
     Column("last_event", BigInteger, nullable=False),
+    # What the leading server lets searches and people have; null: no limits.
+    Column("limits", JSON(none_as_null=True)),
 )
 
 SERVERS = Table(
@@ -233,6 +235,8 @@ SERVERS = Table(
     Column("owner_digest", String(64), nullable=False),
     Column("address", String(300), nullable=False),
     Column("host", String(300), nullable=False),
+    # The groups of devices that it runs searches on.
+    Column("device_groups", JSON, nullable=False),
     Column("renewed_at", Float, nullable=False),
 )
 

@@ -1,12 +1,28 @@
 """The request that hands a search to a server."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+from autotune.errors import InvalidInput
 from autotune.spec.queued_search import MOST_PRIORITY
-from autotune.spec.setting import EVERYDAY, THE_SEARCH, setting, whole_number
+from autotune.spec.setting import EVERYDAY, THE_SEARCH, Format, setting, whole_number
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.study.request import SearchRequest
+
+_LONGEST_KIND = 100
+
+
+def _read_kind(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    if not given.strip() or not given.isprintable() or len(given) > _LONGEST_KIND:
+        raise InvalidInput(
+            f"{given!r:.120}", hint="give cpu, cuda, or a part of a card's name, such as H100"
+        )
+    return given
+
+
+_KIND = Format(wanted="a kind of device", read=_read_kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +54,13 @@ class Submission(SearchRequest):
         "Group of devices of the server to run on. [default: the one that is free first]",
         group=EVERYDAY,
         metavar="NAME",
+        over_http=True,
+    )
+    kind: Annotated[str, _KIND] | None = setting(
+        None,
+        "Kind of device to run on: cpu, cuda, or a part of a card's name, such as H100. A study "
+        "that has begun goes on where its devices are. [default: any]",
+        group=EVERYDAY,
+        metavar="KIND",
         over_http=True,
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.analysis.queue_order import (
+    DeviceGroup,
     DeviceHours,
     Queue,
     QueueRules,
@@ -16,6 +17,7 @@ from autotune.errors import InvalidInput, InvalidSize
 NOW = 1e9
 HOUR = 3600.0
 DAY = 24 * HOUR
+TWO = (DeviceGroup(name="left"), DeviceGroup(name="right"))
 LIMIT = QueueRules(most_hours=DeviceHours.parse("2/1d"))
 
 
@@ -58,7 +60,7 @@ def test_nothing_is_said_of_when_a_search_begins_after_one_without_a_budget():
 
 
 def test_a_search_of_another_group_is_not_waited_for():
-    rules = QueueRules(groups={"left": 1, "right": 1})
+    rules = QueueRules(groups=TWO)
     queue = Queue(
         rules,
         now=NOW,
@@ -74,7 +76,7 @@ def test_a_search_of_another_group_is_not_waited_for():
 
 def test_who_has_used_the_hours_waits_and_others_go_before():
     queue = Queue(LIMIT, now=NOW, waiting=[waiting(2), waiting(3, "bob")], uses=[used(3.0, 0.0)])
-    assert queue.next_for("default").person == "bob"
+    assert queue.next_for(DeviceGroup()).person == "bob"
 
 
 def test_hours_are_free_once_the_window_has_left_enough_behind():
@@ -87,23 +89,23 @@ def test_hours_are_free_once_the_window_has_left_enough_behind():
 
 def test_every_device_of_a_group_counts():
     queue = Queue(LIMIT, now=NOW, waiting=[waiting(2)], uses=[used(1.5, 0.5, devices=2)])
-    assert queue.next_for("default") is None
+    assert queue.next_for(DeviceGroup()) is None
 
 
 def test_what_is_older_than_the_window_does_not_count():
     queue = Queue(LIMIT, now=NOW, waiting=[waiting(2)], uses=[used(30.0, 23.0)])
-    assert queue.next_for("default").id == 2
+    assert queue.next_for(DeviceGroup()).id == 2
 
 
 def test_a_running_search_counts_up_to_now():
     queue = Queue(
-        QueueRules(groups={"left": 1, "right": 1}, most_hours=LIMIT.most_hours),
+        QueueRules(groups=TWO, most_hours=LIMIT.most_hours),
         now=NOW,
         waiting=[waiting(2)],
         running=[running(1, group="left", seconds=None)],
         uses=[used(2.5)],
     )
-    assert queue.next_for("right") is None
+    assert queue.next_for(TWO[1]) is None
     assert queue.reason_to_wait(waiting(2)).endswith("used 2.5 of 2/1d: the next after what runs")
 
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 import uvicorn
 from sqlalchemy import update
 
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.service.application import create_app
 from autotune.service.connections import protocol_of_connections
 from autotune.service.quick import QUICK_MODULE
 from autotune.service.settings import ServerSettings
 from autotune.spec.queued_search import SearchProcess
 from autotune.storage.searches import NewSearch, Searches
-from autotune.storage.tables import SEARCHES, SERVER
+from autotune.storage.tables import SEARCHES
 from tests.building.studies import MIB, config, definition, keep, measured, open_store
 
 TOKEN = "a-token-of-the-tests"
@@ -46,7 +47,9 @@ class PageServer:
         self._number = 0
 
     def start(self):
-        settings = ServerSettings(storage=self.url, token=TOKEN, port=self._port, **self._settings)
+        settings = ServerSettings(
+            storage=self.url, token=TOKEN, port=self._port, worker=False, **self._settings
+        )
         self.app = create_app(settings, quick_module=self._quick_module)
         options = uvicorn.Config(
             self.app,
@@ -153,12 +156,11 @@ def page_server(folder, *, records=(), quick_module=QUICK_MODULE, **settings):
             request={"space": "quick"}, submitted_by="me", is_of_admin=True, study=RUNNING
         )
         searches.submit(new)
-        epoch = searches.take_lead("another server", version="0.1.0")
-        running = searches.claim_next(epoch, group="default", version="0.1.0")
+        running = searches.claim_next(DeviceGroup(machine="elsewhere"), version="0.1.0")
         process = SearchProcess(host="elsewhere", pid=1, started_at=1.0)
         running = searches.begin_run(running.id, running.run, process, version="1")
-        with store.database.writing() as connection:  # it does not lose the lead for a day
-            connection.execute(update(SERVER).values(renewed_at=time.time() + 86_400))
+        with store.database.writing() as connection:  # it needs no sign of life for a day
+            connection.execute(update(SEARCHES).values(lease_until=time.time() + 86_400))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,8 +17,6 @@ import autotune
 from autotune.errors import AutotuneError
 from autotune.service.problems import MEDIA_TYPE
 from autotune.spec.config import TrainingConfig
-from autotune.storage.database import Database
-from autotune.storage.searches import Searches
 from tests.building.service import BEARER, serving, write_example
 from tests.fuzzing.judging import Border, Reader, quick_folder
 from tests.fuzzing.mutations import changed_files, changed_trees, json_bytes, with_changed_bytes
@@ -37,14 +35,10 @@ class Rejected(Exception):
 
 @contextmanager
 def _idle_server(folder: Path, **settings: Any) -> Iterator[Any]:
-    """Yield a client of a server that starts no search: another one has the lead for ever."""
+    """Yield a client of a server that starts no search."""
     storage = f"sqlite:///{folder}/autotune.db"
     write_example(storage)
-    with closing(Database(storage)) as database:
-        assert Searches(database).take_lead('{"host": "another"}', version="0") is not None
-        with database.writing() as connection:
-            connection.exec_driver_sql("UPDATE autotune_server SET renewed_at = 9e15")
-    with serving(storage, **settings) as client:
+    with serving(storage, worker=False, **settings) as client:
         client.headers.update(BEARER)
         yield client
 

@@ -5,7 +5,7 @@ import os
 import psutil
 import pytest
 
-from autotune.service.scheduler import SEARCH_MODULE
+from autotune.service.worker import SEARCH_MODULE
 from tests.building.queued_searches import running_service, wait_for_end, wait_until
 
 SEARCHES = "/api/v1/searches"

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.service import stream as stream_module
 from autotune.service.stream import EventStream
 from autotune.storage.searches import NewSearch, Searches
@@ -25,7 +26,7 @@ class Writer:
         self.epoch = queue.take_lead("a server", version="1")
         queue.submit(NewSearch(request={}, submitted_by="ada", study="s"))
         self.told = 0
-        self.search = queue.claim_next(self.epoch, group="default", version="1")
+        self.search = queue.claim_next(DeviceGroup(), version="1")
 
     def __call__(self, count):
         events = [("notice", {"message": str(index)}) for index in range(count)]

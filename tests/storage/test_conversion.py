@@ -15,12 +15,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import insert, text, update
 
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.errors import StorageUnavailable
 from autotune.spec.config import TrainingConfig
 from autotune.storage import schema
 from autotune.storage.database import Database
 from autotune.storage.searches import NewSearch, Searches
-from autotune.storage.tables import METADATA, REVISION, SEARCHES, TOKENS, VERSION
+from autotune.storage.servers import RunningServer, Servers
+from autotune.storage.tables import METADATA, REVISION, SEARCHES, SERVER, SERVERS, TOKENS, VERSION
 from autotune.storage.tokens import Tokens
 from autotune.study.check import check_studies
 from tests.building.old_databases import DATA, copy_to_postgres, rows
@@ -195,7 +197,7 @@ def test_a_database_is_not_upgraded_while_a_server_leads_or_runs_a_search(store_
         epoch = queue.take_lead("a server", version="1")
         if holder == "search":
             queue.submit(NewSearch(request={}, submitted_by="ada"))
-            queue.claim_next(epoch, group="default", version="1")
+            queue.claim_next(DeviceGroup(), version="1")
             queue.give_lead(epoch)
         with store.database.writing() as connection:
             connection.execute(update(VERSION).values(version_num="0005"))
@@ -300,11 +302,27 @@ def test_tokens_of_the_schema_before_webhooks_get_a_place_for_one(store_url, tmp
     with open_store(store_url) as store, store.database.writing() as connection:
         connection.execute(text(f"ALTER TABLE {TOKENS.name} DROP COLUMN webhook"))
         connection.execute(text(f"ALTER TABLE {SEARCHES.name} DROP COLUMN budget_seconds"))
+        connection.execute(text(f"ALTER TABLE {SERVER.name} DROP COLUMN limits"))
+        connection.execute(text(f"ALTER TABLE {SERVERS.name} DROP COLUMN device_groups"))
         connection.execute(update(VERSION).values(version_num="0008"))
         connection.execute(insert(TOKENS).values(name="ada", digest="a", role="admin"))
     with open_store(store_url) as store:
         (token,) = Tokens(store.database).all()
         assert (token.name, token.role, token.webhook) == ("ada", "admin", None)
+
+
+def test_workers_enter_themselves_after_an_upgrade(store_url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = DeviceGroup(machine="here", kind="NVIDIA H200")
+    known = {"digest": "d", "owner_digest": "", "address": "http://here", "host": "here"}
+    with open_store(store_url) as store, store.database.writing() as connection:
+        connection.execute(text(f"ALTER TABLE {SERVER.name} DROP COLUMN limits"))
+        connection.execute(text(f"ALTER TABLE {SERVERS.name} DROP COLUMN device_groups"))
+        connection.execute(update(VERSION).values(version_num="0009"))
+    with open_store(store_url) as store:
+        Servers(store.database).renew(RunningServer(**known, groups=(group,)))
+        queue = Searches(store.database)
+        assert (queue.groups(), queue.lead().limits) == ([group], {})
 
 
 def test_a_later_schema_is_rejected_and_not_changed(url, file):

@@ -7,13 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, event
 
-from autotune.analysis.queue_order import NO_LIMIT, DeviceHours, QueueRules
+from autotune.analysis.queue_order import DeviceGroup
 from autotune.spec.queued_search import SearchEnd
 from autotune.storage.searches import NewSearch, Searches
+from autotune.storage.servers import RunningServer, Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import SEARCHES, USES
 
-GROUPS = {"left": 1, "right": 2}
+GROUPS = tuple(
+    DeviceGroup(machine="here", name=name, number=number)
+    for name, number in {"left": 1, "right": 2}.items()
+)
+HERE = RunningServer(digest="d", owner_digest="", address="", host="here", groups=GROUPS)
 LONGEST_SECONDS = 300
 HOUR = 3600.0
 
@@ -22,18 +27,17 @@ NEW = st.builds(
     request=st.just({}),
     submitted_by=st.sampled_from(["ada", "bob", "cid"]),
     priority=st.integers(0, 1),
-    group=st.sampled_from(["", *GROUPS]),
+    group=st.sampled_from(["", *(group.name for group in GROUPS)]),
     budget_seconds=st.integers(1, 5).map(float),
 )
 # Half a second more than whole ones: nobody is at the limit at the moment of a claim.
-HOURS = st.integers(1, 12).map(
-    lambda seconds: DeviceHours(hours=(seconds + 0.5) / HOUR, window_seconds=8.0, text="few")
-)
-RULES = st.builds(
-    QueueRules,
-    groups=st.just(GROUPS),
-    most_running=st.sampled_from([None, 1]),
-    most_hours=st.one_of(st.just(NO_LIMIT), HOURS),
+HOURS = st.integers(1, 12).map(lambda seconds: f"{(seconds + 0.5) / HOUR:.9f}/8s")
+LIMITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "most_running_of_person": st.just(1),
+        "most_device_hours_of_person": HOURS,
+    },
 )
 
 
@@ -47,17 +51,19 @@ class Clock:
 
 
 class Server:
-    """Works a queue off as a leading server does, in seconds of a clock that it moves on."""
+    """Works a queue off as a server does, in seconds of a clock that it moves on."""
 
-    def __init__(self, database, clock, rules):
+    def __init__(self, database, clock, limits):
         with database.writing() as connection:
             connection.execute(delete(SEARCHES))
             connection.execute(delete(USES))
         clock.seconds += 1e6
         self._begin = clock.seconds
         self._clock = clock
-        self.queue = Searches(database, rules)
-        self._epoch = self.queue.take_lead("a server", version="1", dead_epoch=1) or 1
+        self.queue = Searches(database)
+        self.queue.take_lead("a server", version="1", limits=limits)
+        self._servers = Servers(database)
+        self._servers.renew(HERE)
         self._running = {}
         self.begun = []
 
@@ -72,7 +78,7 @@ class Server:
                 self.queue.end_run(search.id, search.run, SearchEnd(state="finished"))
                 del self._running[search.id]
         for group in GROUPS:
-            search = self.queue.claim_next(self._epoch, group=group, version="1")
+            search = self.queue.claim_next(group, version="1")
             if search is not None:
                 used = (search.progress or {}).get("used_seconds", 0)
                 self._running[search.id] = search, self.second, search.budget_seconds - used
@@ -81,6 +87,7 @@ class Server:
 
     def wait(self):
         self._clock.seconds += 1.0
+        self._servers.renew(HERE)
 
     def report(self):
         """Say of each search for how long it has run, as its process does."""
@@ -122,14 +129,14 @@ def database(clock, tmp_path_factory):
 @settings(max_examples=15, deadline=None)
 @given(
     new=st.lists(NEW, min_size=1, max_size=6),
-    rules=RULES,
+    limits=LIMITS,
     rounds=st.integers(0, 4),
     is_stopped=st.booleans(),
 )
 def test_searches_begin_in_the_order_and_at_the_time_that_was_said(
-    database, clock, new, rules, rounds, is_stopped
+    database, clock, new, limits, rounds, is_stopped
 ):
-    server = Server(database, clock, rules)
+    server = Server(database, clock, limits)
     for each in new:
         server.queue.submit(each)
     for _ in range(rounds):

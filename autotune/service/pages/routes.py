@@ -7,7 +7,6 @@ with the address to show.
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -272,12 +271,8 @@ async def plan_part(request: Request, service: Service) -> Response:
         first = filled.form.wrong[0]
         error = InvalidInput(f"{first.label}: {first.error}", hint=first.hint)
         return render(request, "parts/plan.html", plan=plan_text(error))
-    order = {
-        "settings": filled.body,
-        "rules": asdict(service.settings.rules(filled.body.get("group", ""))),
-        "groups": list(service.settings.device_groups),
-    }
     try:
+        order = await anyio.to_thread.run_sync(service.dry_run_order, filled.body)
         answer = await service.quick.ask("dry-run", order)
     except AutotuneError as error:
         return render(request, "parts/plan.html", plan=plan_text(error))

@@ -1,4 +1,4 @@
-"""The devices of the server, how they are used, and who leads the queue."""
+"""The devices of servers and workers, how they are used, and who leads."""
 
 from dataclasses import asdict
 from typing import Any
@@ -8,26 +8,29 @@ from pydantic import BaseModel, Field
 
 from autotune.service.devices import Device, devices_in_use
 from autotune.service.problems import documented
+from autotune.service.processes import machine_of
 from autotune.service.state import CallerOfRequest, Service
 
 router = APIRouter(tags=["server"])
 
 
 class Group(BaseModel):
-    """A group of devices runs one search at a time."""
+    """A group of devices of a machine runs one search at a time."""
 
     name: str
+    machine: str
+    kind: str = Field(description="The vendor's name of its devices; empty: not known.")
     devices: str | None = Field(description="As of `--devices`; null: one device.")
     search: int | None = Field(description="The search that runs on it.")
 
 
 class Devices(BaseModel):
-    """The devices of every machine with a server, and the groups that searches run on."""
+    """The devices of every machine with a server or a worker, and the groups of all workers."""
 
     devices: list[Device]
     groups: list[Group]
     ray: str | None = Field(description="The Ray cluster that trials run on.")
-    leader: str = Field(description="Version of the server that runs the queue; empty: none.")
+    leader: str = Field(description="Version of the server that leads; empty: none.")
 
 
 @router.get(
@@ -36,7 +39,7 @@ class Devices(BaseModel):
 def devices(service: Service, caller: CallerOfRequest) -> dict[str, Any]:
     """Devices that others use are shown as such: their use disturbs what is measured."""
     running, _ = service.searches.find(states=("running",), limit=1000)
-    of_group = {search.group: search.id for search in running}
+    of_group = {(search.host, search.group): search.id for search in running}
     lead = service.searches.lead()
     found = [asdict(device) for device in devices_in_use(running)]
     if not caller.is_server:
@@ -45,8 +48,14 @@ def devices(service: Service, caller: CallerOfRequest) -> dict[str, Any]:
     return {
         "devices": found,
         "groups": [
-            {"name": name, "devices": devices, "search": of_group.get(name)}
-            for name, devices in service.settings.device_groups.items()
+            {
+                "name": group.name,
+                "machine": machine_of(group.machine),
+                "kind": group.kind,
+                "devices": group.devices,
+                "search": of_group.get((group.machine, group.name)),
+            }
+            for group in service.searches.groups()
         ],
         "ray": service.settings.ray,
         "leader": lead.version if lead.holder else "",

@@ -8,10 +8,11 @@ from autotune import __version__
 from autotune.errors import StorageUnavailable
 from autotune.service.metrics import MEDIA_TYPE, HttpMetrics, Metric, exposition, lines_of
 from autotune.service.problems import documented
+from autotune.service.processes import machine_of
 from autotune.service.routes.health import Check
 from autotune.service.state import Service, ServiceState
 from autotune.spec.full_disk import LEAST_FREE_BYTES
-from autotune.spec.queued_search import SEARCH_STATES
+from autotune.spec.queued_search import SEARCH_STATES, QueuedSearch
 
 router = APIRouter(tags=["server"])
 
@@ -41,7 +42,7 @@ async def metrics(request: Request, service: Service, check: Check) -> PlainText
         ),
         Metric(
             name="autotune_leader",
-            help="Whether this server runs the searches.",
+            help="Whether this server leads.",
             kind="gauge",
             values={(): 1 if service.role() == "leader" else 0},
         ),
@@ -81,9 +82,16 @@ async def metrics(request: Request, service: Service, check: Check) -> PlainText
     return PlainTextResponse(exposition([*parts, http.lines()]), media_type=MEDIA_TYPE)
 
 
+def _running(service: ServiceState) -> list[QueuedSearch]:
+    return service.searches.find(states=("running",), limit=1000)[0]
+
+
 async def _of_database(service: ServiceState) -> tuple[Metric, ...]:
     """Returns what only the database knows. Raises StorageUnavailable."""
     searches = await anyio.to_thread.run_sync(service.searches.counts)
+    groups = await anyio.to_thread.run_sync(service.searches.groups)
+    running = await anyio.to_thread.run_sync(_running, service)
+    busy = {(search.host, search.group) for search in running}
     outcomes = await service.reader.outcomes()
     return (
         Metric(
@@ -91,6 +99,19 @@ async def _of_database(service: ServiceState) -> tuple[Metric, ...]:
             help="Searches of the queue by their state.",
             kind="gauge",
             values={(("state", state),): searches.get(state, 0) for state in SEARCH_STATES},
+        ),
+        Metric(
+            name="autotune_group_busy",
+            help="Whether a search runs on a group of devices, of every worker that is there.",
+            kind="gauge",
+            values={
+                (
+                    ("machine", machine_of(group.machine)),
+                    ("group", group.name),
+                    ("kind", group.kind),
+                ): int((group.machine, group.name) in busy)
+                for group in groups
+            },
         ),
         Metric(
             name="autotune_trials_total",

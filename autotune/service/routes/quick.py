@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Body
 
 from autotune.service.problems import documented
@@ -64,12 +65,7 @@ async def dry_run(service: Service, settings: Annotated[dict[str, Any], Body()])
 
     With the predicted peaks of the first trials. Creates no study and trains nothing.
     """
-    group = settings.get("group", "")
-    order = {
-        "settings": settings,
-        "rules": asdict(service.settings.rules(group if isinstance(group, str) else "")),
-        "groups": list(service.settings.device_groups),
-    }
+    order = await anyio.to_thread.run_sync(service.dry_run_order, settings)
     answer: dict[str, Any] = await service.quick.ask("dry-run", order)
     return answer
 

@@ -148,7 +148,7 @@ def submit(
         service.tokens.record_action(
             who=caller.name, action="submit search", target=str(search.id), detail=search.study
         )
-        service.scheduler.wake()
+        service.worker.wake()
     else:
         response.status_code = 200
     response.headers["Location"] = f"/api/v1/searches/{search.id}"
@@ -158,13 +158,11 @@ def submit(
 def _checked(
     service: ServiceState, body: Mapping[str, Any], *, trials_before: int = 0
 ) -> CheckedSubmission:
-    group = body.get("group")
-    rules = service.settings.rules(group if isinstance(group, str) else "")
     with TemporaryDirectory() as folder:
         checked = check_submission(
             body,
-            rules,
-            groups=list(service.settings.device_groups),
+            service.rules(body.get("group")),
+            groups=service.group_names(),
             folder=Path(folder),
             trials_before=trials_before,
         )
@@ -273,7 +271,7 @@ def cancel(service: Service, caller: CallerOfRequest, number: SearchNumber) -> M
     service.tokens.record_action(
         who=caller.name, action="cancel search", target=str(number), detail=found.study
     )
-    service.scheduler.wake()
+    service.worker.wake()
     return _answer(service, found)
 
 
@@ -338,7 +336,7 @@ def continue_search(
         service.tokens.record_action(
             who=caller.name, action="continue search", target=str(number), detail=str(found.id)
         )
-        service.scheduler.wake()
+        service.worker.wake()
     else:
         response.status_code = 200
     response.headers["Location"] = f"/api/v1/searches/{found.id}"

@@ -1,4 +1,4 @@
-"""The scheduler begins searches, and nothing of them is lost whoever dies."""
+"""A server begins searches and leads, and nothing of them is lost whoever dies."""
 
 import json
 import os
@@ -14,27 +14,18 @@ import pytest
 
 from autotune.service.processes import find_process
 from autotune.service.retention import Retention
-from autotune.service.scheduler import Scheduler
-from autotune.service.settings import ServerSettings
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.store import StudyStore
+from tests.building.queue_server import queue_server
 
-STAND_IN = "tests.building.search_stand_in"
 PATIENCE_SECONDS = 60.0
 
 SERVER = """
-import sys, time
+import sys
 from pathlib import Path
-from autotune.service.retention import Retention
-from autotune.service.scheduler import Scheduler
-from autotune.service.settings import ServerSettings
 from autotune.storage.database import Database
-from autotune.storage.searches import Searches
-folder = Path(sys.argv[1])
-settings = ServerSettings(storage=sys.argv[2])
-queue = Searches(Database(sys.argv[2]))
-with Scheduler(queue, settings, log_folder=folder, retention=Retention(folder=folder),
-               module="tests.building.search_stand_in"):
+from tests.building.queue_server import queue_server
+with queue_server(Database(sys.argv[2]), Path(sys.argv[1]), storage=sys.argv[2]):
     sys.stdin.read()
 """
 
@@ -45,25 +36,22 @@ def url(tmp_path):
 
 
 @pytest.fixture
-def queue(url):
+def database(url):
     with closing(StudyStore(url, create=True)) as store:
-        yield Searches(store.database)
+        yield store.database
 
 
 @pytest.fixture
-def make_scheduler(tmp_path, url, queue):
-    """A scheduler that runs stand-ins; `stop_seconds` is how long a cancelled one may take."""
+def queue(database):
+    return Searches(database)
 
-    def make(webhooks_of_people=dict, **settings):
-        return Scheduler(
-            queue,
-            ServerSettings(storage=url, **settings),
-            log_folder=tmp_path / "logs",
-            retention=Retention(folder=tmp_path),
-            webhooks_of_people=webhooks_of_people,
-            module=STAND_IN,
-            stop_seconds=1.0,
-        )
+
+@pytest.fixture
+def make_server(tmp_path, url, database):
+    """A server that runs stand-ins and stops them within a second."""
+
+    def make(**settings):
+        return queue_server(database, tmp_path / "logs", storage=url, **settings)
 
     return make
 
@@ -87,27 +75,27 @@ def trials_of(queue, number):
     ]
 
 
-def test_searches_run_one_after_the_other_until_the_queue_is_empty(queue, make_scheduler):
+def test_searches_run_one_after_the_other_until_the_queue_is_empty(queue, make_server):
     first, second = submit(queue, trials=2), submit(queue, trials=1)
-    with make_scheduler() as scheduler:
+    with make_server() as server:
         wait_until(lambda: queue.get(second).has_ended)
-        assert scheduler.is_leading
+        assert server.leader.is_leading
     assert [queue.get(number).state for number in (first, second)] == ["finished", "finished"]
     assert queue.get(first).ended_at <= queue.get(second).started_at
 
 
-def test_two_groups_of_devices_run_two_searches_at_once(queue, make_scheduler):
+def test_two_groups_of_devices_run_two_searches_at_once(queue, make_server):
     numbers = [submit(queue, trials=1, seconds=3.0) for _ in range(2)]
-    with make_scheduler(groups={"a": "1", "b": "1"}):
+    with make_server(groups={"a": "1", "b": "1"}):
         wait_until(lambda: queue.counts().get("running") == 2)
         assert {queue.get(number).group for number in numbers} == {"a", "b"}
         for number in numbers:
             queue.cancel(number, by="ada")
 
 
-def test_a_search_whose_process_dies_is_resumed_where_it_was(queue, make_scheduler):
+def test_a_search_whose_process_dies_is_resumed_where_it_was(queue, make_server):
     number = submit(queue, trials=3, dies_at=1)
-    with make_scheduler():
+    with make_server():
         wait_until(lambda: queue.get(number).has_ended)
     search = queue.get(number)
     assert (search.state, search.run) == ("finished", 2)
@@ -115,19 +103,19 @@ def test_a_search_whose_process_dies_is_resumed_where_it_was(queue, make_schedul
 
 
 @pytest.mark.slow
-def test_a_server_that_stops_leaves_its_search_to_the_next_one(queue, make_scheduler):
+def test_a_server_that_stops_leaves_its_search_to_the_next_one(queue, make_server):
     number = submit(queue, trials=40, seconds=0.05)
-    with make_scheduler():
+    with make_server():
         wait_until(lambda: trials_of(queue, number))
     assert queue.get(number).state == "queued"
-    with make_scheduler():
+    with make_server():
         wait_until(lambda: queue.get(number).has_ended)
     assert trials_of(queue, number) == list(range(40))
 
 
 @pytest.mark.slow
 def test_a_running_search_goes_on_when_its_server_is_killed_and_the_next_adopts_it(
-    queue, make_scheduler, url, tmp_path
+    queue, make_server, url, tmp_path
 ):
     number = submit(queue, trials=60, seconds=0.05)
     program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
@@ -136,8 +124,8 @@ def test_a_running_search_goes_on_when_its_server_is_killed_and_the_next_adopts_
         server.kill()
     process = queue.get(number).process
     assert find_process(process) is not None
-    with make_scheduler() as scheduler:
-        wait_until(lambda: scheduler.is_leading)
+    with make_server() as server:
+        wait_until(lambda: server.leader.is_leading)
         wait_until(lambda: queue.get(number).has_ended)
     search = queue.get(number)
     assert (search.state, search.run) == ("finished", 1)
@@ -146,22 +134,22 @@ def test_a_running_search_goes_on_when_its_server_is_killed_and_the_next_adopts_
 
 @pytest.mark.slow
 def test_a_server_that_stops_also_stops_a_search_that_it_has_adopted(
-    queue, make_scheduler, url, tmp_path
+    queue, make_server, url, tmp_path
 ):
     number = submit(queue, trials=1000, seconds=0.05)
     program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
     with subprocess.Popen(program, stdin=subprocess.PIPE) as server:
         wait_until(lambda: trials_of(queue, number))
         server.kill()
-    with make_scheduler() as scheduler:
-        wait_until(lambda: scheduler.is_leading)
+    with make_server() as server:
+        wait_until(lambda: server.leader.is_leading)
     assert queue.get(number).state == "queued"
     queue.cancel(number, by="ada")
 
 
 @pytest.mark.slow
 def test_a_search_that_dies_while_no_server_is_there_is_resumed_by_the_next(
-    queue, make_scheduler, url, tmp_path
+    queue, make_server, url, tmp_path
 ):
     number = submit(queue, trials=20, seconds=0.1)
     program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
@@ -169,45 +157,43 @@ def test_a_search_that_dies_while_no_server_is_there_is_resumed_by_the_next(
         wait_until(lambda: trials_of(queue, number))
         server.kill()
     os.kill(queue.get(number).process.pid, signal.SIGKILL)
-    with make_scheduler():
+    with make_server():
         wait_until(lambda: queue.get(number).has_ended)
     assert (queue.get(number).state, queue.get(number).run) == ("finished", 2)
     assert trials_of(queue, number) == list(range(20))
 
 
-def test_a_second_server_waits_and_takes_the_lead_when_the_first_ends(queue, make_scheduler):
-    with make_scheduler() as second:
-        wait_until(lambda: second.is_leading)
-        with make_scheduler() as standby:
+def test_a_second_server_waits_and_takes_the_lead_when_the_first_ends(queue, make_server):
+    with make_server() as second:
+        wait_until(lambda: second.leader.is_leading)
+        with make_server() as standby:
             time.sleep(1.5)
-            assert not standby.is_leading
-        assert second.is_leading
-    with make_scheduler() as third:
-        wait_until(lambda: third.is_leading)
+            assert not standby.leader.is_leading
+        assert second.leader.is_leading
+    with make_server() as third:
+        wait_until(lambda: third.leader.is_leading)
 
 
 @pytest.mark.slow
-def test_a_cancelled_search_that_does_not_stop_is_killed(queue, make_scheduler):
+def test_a_cancelled_search_that_does_not_stop_is_killed(queue, make_server):
     number = submit(queue, trials=100_000, seconds=0.05, ignores=True)
-    with make_scheduler():
+    with make_server():
         wait_until(lambda: trials_of(queue, number))
         queue.cancel(number, by="ada")
         wait_until(lambda: queue.get(number).has_ended)
     assert queue.get(number).state == "cancelled"
 
 
-def test_the_process_of_a_search_does_not_get_the_token(
-    queue, make_scheduler, monkeypatch, tmp_path
-):
+def test_the_process_of_a_search_does_not_get_the_token(queue, make_server, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_TOKEN", "secret")
     number = submit(queue)
-    with make_scheduler() as scheduler:
+    with make_server() as server:
         wait_until(lambda: queue.get(number).has_ended)
-        assert scheduler.log_file(number).read_text() == "no token\n"
+        assert server.worker.log_file(number).read_text() == "no token\n"
 
 
 @pytest.mark.slow
-def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_scheduler):
+def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_server):
     called = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -222,7 +208,7 @@ def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_schedule
     with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         number = submit(queue)
-        with make_scheduler(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
+        with make_server(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
             wait_until(lambda: called)
             time.sleep(1.5)
         receiver.shutdown()
@@ -232,7 +218,7 @@ def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_schedule
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_all_told", [False, True], ids=["only ada", "ada and all"])
-def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, queue, make_scheduler):
+def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, queue, make_server):
     called = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -251,7 +237,8 @@ def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, que
         of_ada = submit(queue)
         address = f"http://127.0.0.1:{receiver.server_port}"
         settings = {"webhook": f"{address}/all"} if is_all_told else {}
-        with make_scheduler(lambda: {"ada": f"{address}/ada"}, **settings):
+        webhooks = {"ada": f"{address}/ada"}
+        with make_server(webhooks_of_people=lambda: webhooks, **settings):
             wait_until(lambda: queue.get(of_ada).has_ended and queue.get(of_bob.id).has_ended)
             wait_until(lambda: ("/ada", "ada") in called)
             time.sleep(3)
@@ -261,7 +248,7 @@ def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, que
 
 
 @pytest.mark.slow
-def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_scheduler):
+def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_server):
     has_gone = threading.Event()
 
     class Verbose(BaseHTTPRequestHandler):
@@ -280,7 +267,7 @@ def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_scheduler):
     with HTTPServer(("127.0.0.1", 0), Verbose) as receiver:
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         submit(queue)
-        with make_scheduler(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
+        with make_server(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
             assert has_gone.wait(30)
         receiver.shutdown()
 
