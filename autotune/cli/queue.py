@@ -81,6 +81,8 @@ def _state(search: "RemoteSearch") -> str:
 
 def _remark(search: "RemoteSearch") -> str:
     doing = search.progress.doing if search.progress else ""
+    if search.state == "running" and search.machine:
+        doing = f"on {search.machine}: {doing}" if doing else f"on {search.machine}"
     return "; ".join(filter(None, (search.reason or doing, search.waiting)))
 
 

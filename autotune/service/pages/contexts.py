@@ -98,6 +98,8 @@ class SearchRow:
     is_stopping: bool
     reason: str
     hint: str
+    machine: str
+    """Which runs it, or ran it last."""
     version: str
     is_active: bool
 
@@ -131,6 +133,7 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
         is_stopping=is_stopping,
         reason=search.get("reason") or "",
         hint=search.get("hint") or "",
+        machine=search.get("machine") or "",
         version=search.get("version") or "",
         is_active=search["state"] in ACTIVE,
     )
