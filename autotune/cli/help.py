@@ -99,6 +99,10 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune serve --host 0.0.0.0 --devices all", "for a team, all GPUs"),
         ("autotune serve --data-root /data --max-time 4h", "with datasets and a limit"),
     ),
+    "worker": (
+        ("autotune worker --storage postgresql+psycopg://autotune@db/autotune", "all GPUs"),
+        ("autotune worker --devices cuda:0 --time-limit 4h", "one, for four hours"),
+    ),
     "serve tokens": (
         ("autotune serve tokens add alice", "a token for a colleague"),
         ("autotune serve tokens list", "who has one"),

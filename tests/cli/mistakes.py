@@ -499,6 +499,7 @@ COMMAND_LINES = {
         --group a=2 --devices 2 | --group 'a b=2' | --group =2
         --webhook nonsense | --webhook ftp://host | --webhook http:// | --webhook ''
         --verbose --port x | -v --port x | --log-format xml | --log-format ''
+        --time-limit soon | --no-worker --port x
         tokens bogus | tokens --bogus | tokens --storage nonsense | tokens add
         tokens --storage sqlite:///missing.db | tokens list --storage sqlite:///missing.db
         tokens add 'a b' IN_REAL | tokens add '' IN_REAL | tokens add owner --read-only IN_REAL
@@ -509,11 +510,20 @@ COMMAND_LINES = {
         tokens remove | tokens remove nobody --storage sqlite:///missing.db
         tokens remove a --storage nonsense
     """,
+    "worker": r"""
+        --bogus | surplus | --port x | --port -1 | --host nonesuch.invalid | --host 192.0.2.1
+        --storage nonsense | --storage sqlite:///loop.db | --storage sqlite:///garbage.db
+        --devices gpu | --devices 0 | --ray head | --group left | --group a=2 --devices 2
+        --data-root missing | --allow-code missing | --internal-address nonsense
+        --time-limit soon | --time-limit 0 | --time-limit '' | --keep 0 | --quota x
+        --log-format xml
+    """,
     "submit": r"""
         --world-size 0
         --max-mem 8GiB | --server nonsense | --server '' --max-mem 8GiB | --bogus | surplus
         --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
         --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a
+        --server http://host --kind '' | --server http://host --kind ' ' | --kind cpu
         --no-streaming --no-callback -m train.py
         --server http://host --from missing.yaml
         --server http://host --space garbage.toml | --server http://host --model garbage.toml

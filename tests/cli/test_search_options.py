@@ -90,7 +90,7 @@ def test_a_submission_has_every_option_of_a_search_but_its_database():
     assert isinstance(submit, LazyCommand)
     submitted = {parameter.name for parameter in submit.load().params}
     only_of_search = {"storage", "dry_run", "time_trials", "verbose"}
-    assert submitted == set(TYPED) - only_of_search | {"priority", "group"}
+    assert submitted == set(TYPED) - only_of_search | {"priority", "group", "kind"}
 
 
 def test_every_option_of_the_workload_is_a_field_of_it():

@@ -113,7 +113,7 @@ def test_the_packages_of_the_extra_are_named_where_they_are_missing(tmp_path, mo
     ended = run_here("serve", folder=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == (
-        'error: autotune serve needs uvicorn\nhint: pip install "autotune[service]"\n'
+        'error: this command needs uvicorn\nhint: pip install "autotune[service]"\n'
     )
 
 

@@ -29,6 +29,7 @@ from autotune.execution.tasks import (
     Trace,
     Train,
 )
+from autotune.shipped.device_name import cpu_name
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import TimedBlock, TurnResult
@@ -38,7 +39,12 @@ from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
 from tests.quick_study.stand_in import measurement_of
 
-CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, versions={"torch": "2"})
+CPU = DeviceInfo(
+    device="cpu",
+    name=f"{cpu_name()}, a stand-in",
+    total_memory_bytes=2**40,
+    versions={"torch": "2"},
+)
 
 
 class QuickExecutor(LocalExecutor):

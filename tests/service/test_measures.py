@@ -39,6 +39,7 @@ def test_every_metric_has_its_help_and_type_before_its_values(measured_text):
         "autotune_disk_free_bytes",
         "autotune_disk_full",
         "autotune_searches",
+        "autotune_group_busy",
         "autotune_trials_total",
         "autotune_events_total",
         "autotune_streams",

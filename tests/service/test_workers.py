@@ -1,0 +1,245 @@
+"""Workers of several machines and a server share a queue: real processes, with stand-in searches.
+
+A job of Slurm counts as a machine, so a number of one in its environment makes a machine of each.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from autotune.service.devices import groups_of
+from autotune.service.processes import this_host
+from autotune.service.settings import ServerSettings
+from autotune.shipped.device_name import cpu_name
+from autotune.spec.queued_search import SearchProcess
+from autotune.storage.searches import NewSearch, Searches
+from autotune.storage.store import StudyStore
+from tests.building.queued_searches import TOKEN, running_service, wait_until
+from tests.building.service import BEARER, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def queue(store_url):
+    with closing(StudyStore(store_url, create=True)) as store:
+        yield Searches(store.database)
+
+
+@contextmanager
+def started(command, storage, folder, *words, machine="", **variables):
+    """Yields a server or a worker of a machine, in a folder of its own, once it has begun."""
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTUNE_TOKEN": TOKEN, **variables}
+    if machine:
+        environment["SLURM_JOB_ID"] = machine
+    program = [sys.executable, "-m", "tests.building.queue_process", command, "--port", "0"]
+    with subprocess.Popen(
+        [*program, "--storage", storage, *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            process.said = process.stderr.readline()
+            assert process.said.startswith("autotune"), process.said + process.stderr.read()
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.communicate(timeout=60)
+
+
+def submit(queue, **request):
+    return queue.submit(NewSearch(request=request, submitted_by="ada"))[0].id
+
+
+def trials_of(queue, number):
+    return [
+        event.data["trial"]["number"]
+        for event in queue.events_after(0, limit=10_000)
+        if event.search == number and event.kind == "trial_ended"
+    ]
+
+
+@pytest.mark.slow
+def test_two_workers_and_a_server_share_a_queue_and_each_search_runs_once(
+    queue, store_url, tmp_path
+):
+    numbers = [submit(queue, trials=6, seconds=0.2) for _ in range(9)]
+    with ExitStack() as opened:
+        for command, machine in (("serve", ""), ("worker", "1"), ("worker", "2")):
+            folder = tmp_path / f"{command}-{machine}"
+            opened.enter_context(started(command, store_url, folder, machine=machine))
+        assert len(queue.groups()) == 3
+        wait_until(lambda: all(queue.get(number).has_ended for number in numbers))
+    searches = [queue.get(number) for number in numbers]
+    assert {(search.state, search.run) for search in searches} == {("finished", 1)}
+    assert len({search.host for search in searches}) == 3
+    assert all(trials_of(queue, number) == list(range(6)) for number in numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["by a signal", "as its time is over"])
+def test_a_search_goes_on_elsewhere_when_its_worker_ends(queue, store_url, tmp_path, ends):
+    number = submit(queue, trials=60, seconds=0.1)
+    words = [] if ends == "by a signal" else ["--time-limit", "15s"]
+    with started("worker", store_url, tmp_path / "one", *words, machine="1") as first:
+        wait_until(lambda: trials_of(queue, number))
+        if ends == "by a signal":
+            first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == (143 if ends == "by a signal" else 0), said
+    assert "the next one goes on with its searches" in said
+    assert "Traceback" not in said
+    assert (queue.get(number).state, queue.groups()) == ("queued", [])
+    with started("worker", store_url, tmp_path / "two", machine="2"):
+        wait_until(lambda: queue.get(number).has_ended)
+    search = queue.get(number)
+    assert (search.state, search.run, search.losses) == ("finished", 2, 0)
+    assert trials_of(queue, number) == list(range(60))
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_when_its_worker_is_killed(queue, store_url, tmp_path):
+    number = submit(queue, trials=60, seconds=0.1)
+    with started("worker", store_url, tmp_path / "one", machine="1") as worker:
+        wait_until(lambda: trials_of(queue, number))
+        worker.kill()
+    wait_until(lambda: queue.get(number).has_ended)
+    assert (queue.get(number).state, queue.get(number).run) == ("finished", 1)
+    assert trials_of(queue, number) == list(range(60))
+
+
+@pytest.mark.slow
+def test_a_search_of_a_machine_that_is_lost_is_taken_up_elsewhere(queue, store_url, tmp_path):
+    number = submit(queue, trials=60, seconds=0.1)
+    with (
+        started("worker", store_url, tmp_path / "one", machine="1") as lost,
+        started("serve", store_url, tmp_path / "server", "--no-worker"),
+    ):
+        wait_until(lambda: trials_of(queue, number))
+        with started("worker", store_url, tmp_path / "two", machine="2"):
+            lost.kill()
+            os.kill(queue.get(number).process.pid, signal.SIGKILL)
+            wait_until(lambda: queue.get(number).has_ended)
+    search = queue.get(number)
+    assert (search.state, search.run) == ("finished", 2)
+    assert search.host.endswith(" 2")
+    assert trials_of(queue, number) == list(range(60))
+
+
+@pytest.mark.slow
+def test_two_workers_of_one_machine_share_its_devices(queue, store_url, tmp_path):
+    numbers = [submit(queue, trials=4, seconds=0.2) for _ in range(4)]
+    with (
+        started("worker", store_url, tmp_path / "one", machine="1"),
+        started("worker", store_url, tmp_path / "two", machine="1"),
+    ):
+        most = 0
+
+        def have_ended():
+            nonlocal most
+            most = max(most, queue.counts().get("running", 0))
+            return all(queue.get(number).has_ended for number in numbers)
+
+        wait_until(have_ended)
+    assert most == 1
+
+
+@pytest.mark.slow
+def test_a_search_of_a_kind_that_nobody_has_waits_while_others_run(queue, store_url, tmp_path):
+    waiting, running = submit(queue, kind="NVIDIA H100"), submit(queue, kind="cpu")
+    with started("worker", store_url, tmp_path / "one", "--devices", "cpu"):
+        wait_until(lambda: queue.get(running).has_ended)
+        assert queue.get(waiting).state == "queued"
+        told = queue.places()[waiting].waits_for
+    assert told == "a worker with NVIDIA H100, and none is there"
+
+
+@pytest.mark.slow
+def test_a_server_has_the_log_of_a_search_of_a_worker(queue, postgres_url, tmp_path):
+    """The worker has it in its own folder, and tells it to servers alone."""
+    with closing(StudyStore(postgres_url, create=True)) as store:
+        searches = Searches(store.database)
+        number = submit(searches)
+        with (
+            started("worker", postgres_url, tmp_path / "one", machine="1") as worker,
+            started("serve", postgres_url, tmp_path / "server", "--no-worker") as server,
+        ):
+            wait_until(lambda: searches.get(number).has_ended)
+            url = server.stdout.readline().strip().rstrip("/")
+            log = httpx.get(f"{url}/api/v1/searches/{number}/log", headers=BEARER)
+            devices = httpx.get(f"{url}/api/v1/devices", headers=BEARER).json()
+            address = worker.said.split()[-1]
+            asked = httpx.get(f"{address}/api/v1/searches/{number}/log", headers=BEARER)
+    assert (log.status_code, log.text) == (200, "no token\n")
+    assert [group["kind"] for group in devices["groups"]] == [cpu_name()]
+    assert asked.status_code == 401
+
+
+# -- within a server -------------------------------------------------------------------------------
+
+
+def test_a_server_without_a_worker_begins_no_search(tmp_path):
+    with running_service(f"sqlite:///{tmp_path}/a.db", worker=False) as client:
+        number = client.post("/api/v1/searches", json={"max_mem": "48MiB"}).json()["id"]
+        search = client.get(f"/api/v1/searches/{number}").json()
+        assert (search["state"], search["machine"]) == ("queued", "")
+        assert search["waits_for"] == "a worker, and none is there"
+        assert client.get("/api/v1/devices").json()["groups"] == []
+
+
+def test_a_worker_knows_no_person_and_answers_servers(tmp_path):
+    storage = f"sqlite:///{tmp_path}/a.db"
+    with (
+        serving(storage, port=8322) as server,
+        serving(storage, is_worker=True, token=None) as worker,
+    ):
+        service = server.app.state.service
+        named = service.tokens.add("ada", role="admin")
+        secret = service.others._http.headers["authorization"]
+        own = worker.app.state.settings.owner_token
+        answers = [
+            worker.get("/api/v1/searches", headers={"Authorization": token}).status_code
+            for token in (secret, f"Bearer {TOKEN}", f"Bearer {named}")
+        ]
+        assert answers == [200, 401, 401]
+        assert worker.get("/api/v1/health").json()["role"] == "worker"
+        found = server.get(
+            "/api/v1/searches",
+            headers={"Authorization": f"Bearer {own}", "Host": "127.0.0.1:8322"},
+        )
+        assert found.status_code == 401
+
+
+def test_a_job_of_slurm_is_a_machine_of_its_own(monkeypatch):
+    hosts = set()
+    for job in ("", "7", "8"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        hosts.add(this_host.__wrapped__())
+    assert len(hosts) == 3
+    assert len({host.partition(" ")[0] for host in hosts}) == 1
+    assert all(SearchProcess(host=host, pid=1, started_at=0.0) for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"devices": "cpu"}, [("default", "cpu", cpu_name(), 1)]),
+        ({"groups": {"a": "cpu", "b": "cpu"}}, [(name, "cpu", cpu_name(), 1) for name in "ab"]),
+        ({"ray": "auto", "devices": "4"}, [("default", "", "", 4)]),
+    ],
+    ids=str,
+)
+def test_the_groups_of_a_machine_say_their_kind(settings, found):
+    groups = groups_of(ServerSettings(**settings))
+    assert [(each.name, each.type, each.kind, each.number) for each in groups] == found
