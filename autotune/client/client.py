@@ -104,9 +104,10 @@ class Client:
         """Put a search in the queue, and return it; the server runs it when it is its turn.
 
         Takes the settings of `autotune.search`, apart from `storage`, `listener` and
-        `should_stop`, and `priority` and `group`. Of two searches that wait for the same `group` of
-        devices the one with the higher `priority`, from -100 to 100, runs first. A search space and
-        a model's config.json may be files here; datasets and scripts are files of the server.
+        `should_stop`, and `priority`, `group` and `kind` (of device). Of two searches that wait for
+        the same `group` of devices the one with the higher `priority`, from -100 to 100, runs
+        first. A search space and a model's config.json may be files here; datasets and scripts are
+        files of the server.
         """
         body = submission(settings, preferences=preferences)
         # With the key, a repetition after a lost answer does not submit it again.

@@ -35,6 +35,7 @@ from autotune.service.settings import SubmissionRules
 from autotune.service.submissions import TRIALS_BEFORE, request_of_submission
 from autotune.spec.queued_search import (
     SEARCH_RENEWAL_SECONDS,
+    WORKER_STOPPED,
     QueuedSearch,
     SearchEnd,
 )
@@ -281,9 +282,7 @@ def _run(
     except Stopped:
         if reporter.is_cancelled:
             return SearchEnd(state="cancelled", exit_code=75)
-        return SearchEnd(
-            state="queued", reason="its worker was stopped; the next one goes on with it"
-        )
+        return SearchEnd(state="queued", reason=WORKER_STOPPED)
     except (StorageUnreachable, TrialLost) as error:
         # The fault of the machine or of the database: another start may help.
         _print_error(error)

@@ -32,7 +32,7 @@ from autotune.service.processes import (
 from autotune.service.retention import Retention
 from autotune.service.rounds import Rounds
 from autotune.service.settings import ServerSettings, SubmissionRules
-from autotune.spec.queued_search import QueuedSearch, SearchEnd
+from autotune.spec.queued_search import WORKER_STOPPED, QueuedSearch, SearchEnd
 from autotune.storage.searches import Searches
 
 _LOG = logging.getLogger("autotune.service.worker")
@@ -201,19 +201,26 @@ class Worker(Rounds):
 
         One that another worker of this machine has started is left to it, if it is there.
         """
-        processes = {child.process for child in self._children.values()}
+        processes = {key: child.process for key, child in self._children.items()}
         try:
             running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
             own = {group.name for group in self.groups} - self._others.groups_here()
         except AutotuneError as error:
             _LOG.warning("searches of earlier workers go on: %s", error.message)
         else:
-            of_groups = [search for search in running if search.group in own]
-            processes |= {search.process for search in of_groups if search.process is not None}
-        for process in processes:
+            for search in running:
+                if search.group in own and not self._is_elsewhere(search):
+                    assert search.process is not None
+                    processes[search.id, search.run] = search.process
+        for process in processes.values():
             stop_process(process)
-        end = time.monotonic() + self._stop_seconds
-        while any(find_process(process) for process in processes) and time.monotonic() < end:
+        deadline = time.monotonic() + self._stop_seconds
+        while any(map(find_process, processes.values())) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        with suppress(AutotuneError):
-            self._reap(())
+        # A process that had just been started may have ended before it could say so.
+        end = SearchEnd(state="queued", reason=WORKER_STOPPED)
+        for (number, run), process in processes.items():
+            if find_process(process) is None:
+                with suppress(AutotuneError):
+                    self._searches.end_lost_run(number, run, end)
+        self._reap(())

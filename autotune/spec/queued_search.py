@@ -18,6 +18,8 @@ SEARCH_RENEWAL_SECONDS = 2.0
 MOST_LOSSES = 3
 """A search whose process ended without a word more often than this, one after the other, fails."""
 MOST_PRIORITY = 100
+WORKER_STOPPED = "its worker was stopped; the next one goes on with it"
+"""Why a search is queued again."""
 
 
 @dataclass(frozen=True, kw_only=True)

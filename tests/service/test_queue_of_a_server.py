@@ -113,6 +113,13 @@ def test_a_server_that_stops_leaves_its_search_to_the_next_one(queue, make_serve
     assert trials_of(queue, number) == list(range(40))
 
 
+def test_a_search_whose_process_was_stopped_before_it_could_say_so_is_no_loss(queue, make_server):
+    number = submit(queue, trials=40, seconds=0.05)
+    with make_server():
+        wait_until(lambda: queue.get(number).state == "running")
+    assert (queue.get(number).state, queue.get(number).losses) == ("queued", 0)
+
+
 @pytest.mark.slow
 def test_a_running_search_goes_on_when_its_server_is_killed_and_the_next_adopts_it(
     queue, make_server, url, tmp_path

@@ -102,13 +102,14 @@ def test_a_worker_whose_time_is_over_is_queued_again_and_goes_on(cluster, store)
     queue, number = Searches(store.database), submit(store, trials=1000)
     job = cluster.submit(WORKER, "--time=1", "--signal=B:USR1@20")
     cluster.wait_until(lambda: trials_with_result(store))
-    cluster.wait_until(lambda: cluster.field(job, "Restarts") == "1")
+    cluster.wait_until(lambda: cluster.field(job, "Restarts") != "0")
     assert "The worker has stopped" in cluster.output_of(job)
     assert queue.get(number).losses == 0
     assert set(attempts(store)) <= {"finished", "given_back"}
     before = trials_with_result(store)
     cluster.wait_until(lambda: trials_with_result(store) > before)
-    assert queue.get(number).run == 2
+    search = queue.get(number)
+    assert (search.run > 1, search.losses) == (True, 0)
 
 
 def test_a_search_that_is_cancelled_gives_its_trial_back_and_goes_on(cluster, store):

@@ -4,10 +4,12 @@ A job of Slurm counts as a machine, so a number of one in its environment makes 
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -32,6 +34,12 @@ def queue(store_url):
         yield Searches(store.database)
 
 
+class Started(subprocess.Popen):
+    """A server or a worker, and what it has said once it had begun."""
+
+    said = ""
+
+
 @contextmanager
 def started(command, storage, folder, *words, machine="", **variables):
     """Yields a server or a worker of a machine, in a folder of its own, once it has begun."""
@@ -40,7 +48,7 @@ def started(command, storage, folder, *words, machine="", **variables):
     if machine:
         environment["SLURM_JOB_ID"] = machine
     program = [sys.executable, "-m", "tests.building.queue_process", command, "--port", "0"]
-    with subprocess.Popen(
+    with Started(
         [*program, "--storage", storage, *words],
         cwd=folder,
         env=environment,
@@ -65,7 +73,7 @@ def submit(queue, **request):
 def trials_of(queue, number):
     return [
         event.data["trial"]["number"]
-        for event in queue.events_after(0, limit=10_000)
+        for event in queue.events_after(0, limit=1_000_000)
         if event.search == number and event.kind == "trial_ended"
     ]
 
@@ -190,6 +198,45 @@ def test_a_server_has_the_log_of_a_search_of_a_worker(queue, postgres_url, tmp_p
     assert (log.status_code, log.text) == (200, "no token\n")
     assert [group["kind"] for group in devices["groups"]] == [cpu_name()]
     assert asked.status_code == 401
+
+
+@pytest.mark.slow
+def test_kills_of_workers_and_servers_lose_and_double_nothing(queue, store_url, tmp_path):
+    """KILLS of the environment says how many; half of them kill the searches of a machine, too."""
+    chance = random.Random(0)
+    numbers = []
+    machines = {"": "serve", "1": "worker", "2": "worker"}
+    with ExitStack() as opened:
+
+        def start(machine):
+            folder = tmp_path / f"machine-{machine}"
+            return opened.enter_context(
+                started(machines[machine], store_url, folder, machine=machine)
+            )
+
+        processes = {machine: start(machine) for machine in machines}
+        for _ in range(int(os.environ.get("KILLS", "6"))):
+            while queue.counts().get("queued", 0) < 3:
+                numbers.append(submit(queue, trials=chance.randint(1, 40), seconds=0.05))
+            time.sleep(chance.uniform(0.0, 3.0))
+            machine = chance.choice(list(machines))
+            processes[machine].kill()
+            running = queue.find(states=["running"])[0]
+            assert len({(search.host, search.group) for search in running}) == len(running)
+            if chance.random() < 0.5:
+                host = this_host() + f" {machine}" if machine else this_host()
+                for search in running:
+                    if search.host == host and search.process is not None:
+                        with suppress(ProcessLookupError):
+                            os.kill(search.process.pid, signal.SIGKILL)
+            processes[machine] = start(machine)
+        wait_until(lambda: not {"queued", "running"} & queue.counts().keys())
+    for number in numbers:
+        search = queue.get(number)
+        assert (search.state, trials_of(queue, number)) == (
+            "finished",
+            list(range(search.request["trials"])),
+        )
 
 
 # -- within a server -------------------------------------------------------------------------------
