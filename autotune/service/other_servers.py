@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,6 +88,10 @@ class OtherServers:
         with suppress(StorageUnavailable):
             self._servers.remove(self._own)
         self._http.close()
+
+    def withdraw_groups(self) -> None:
+        """Lets the others know, by the next sign of life, that no search is taken here any more."""
+        self._own = replace(self._own, groups=())
 
     def groups_here(self) -> set[str]:
         """Returns the groups of devices of this machine that others run searches on, too.

@@ -111,8 +111,9 @@ class Worker(Rounds):
             # A large folder takes long.
             active = {search.study for search in running}
             threading.Thread(target=self._retention.apply, args=(active,), daemon=True).start()
-        takes = self._seconds_left > self._share_of_time(_LEAST_SECONDS)
-        if self.groups and takes and self._searches.counts().get("queued"):
+        if self._seconds_left < self._share_of_time(_LEAST_SECONDS):
+            self._others.withdraw_groups()
+        elif self.groups and self._searches.counts().get("queued"):
             busy = {(search.host, search.group) for search in running}
             for group in self.groups:
                 if (group.machine, group.name) not in busy:
