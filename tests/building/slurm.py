@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scancel", "scontrol")
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 
 SETTINGS = """
 ClusterName=tests

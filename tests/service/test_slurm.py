@@ -100,7 +100,7 @@ def test_a_cancelled_worker_gives_its_trial_back_and_the_next_job_goes_on(cluste
 
 def test_a_worker_whose_time_is_over_is_queued_again_and_goes_on(cluster, store):
     queue, number = Searches(store.database), submit(store, trials=1000)
-    job = cluster.submit(WORKER, "--time=1", "--signal=B:USR1@20")
+    job = cluster.submit(WORKER, "--time=3", "--signal=B:USR1@30")
     cluster.wait_until(lambda: trials_with_result(store))
     cluster.wait_until(lambda: cluster.field(job, "Restarts") != "0")
     assert "The worker has stopped" in cluster.output_of(job)
