@@ -100,8 +100,8 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune serve --data-root /data --max-time 4h", "with datasets and a limit"),
     ),
     "worker": (
-        ("autotune worker --storage postgresql+psycopg://autotune@db/autotune", "all GPUs"),
-        ("autotune worker --devices cuda:0 --time-limit 4h", "one, for four hours"),
+        ("autotune worker --storage postgresql+psycopg://db/autotune", "all GPUs"),
+        ("autotune worker --devices cuda:0 --time-limit 4h", "for four hours"),
     ),
     "serve tokens": (
         ("autotune serve tokens add alice", "a token for a colleague"),

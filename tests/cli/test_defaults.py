@@ -292,11 +292,12 @@ HARMLESS_TEXTS = """
     activation_offload adapter adapter_init adapter_kernels adapter_scaling adapter_targets
     allocator attention base_weights
     checkpointing compile compile_time_limit compute_capability context database_wait dataset
-    dataset_config dataset_split device devices engine expires feed_forward gradient_reduction group
-    held_out_split kernels log_format loss max_device_hours_per_person max_mem max_time model
+    dataset_config dataset_split device devices engine expires feed_forward gradient_reduction
+    group held_out_split kernels kind log_format loss max_device_hours_per_person max_mem max_time
+    model
     modules_to_save_dtype name offload optimizer optimizer_fusion packing pick precision prefer
     profile prompt_format role root_path sampler scale schedule sharding space state
-    step_time_limit study target_version text_column time_budget to tokenizer torch
+    step_time_limit study target_version text_column time_budget time_limit to tokenizer torch
     trial_time_limit trials vary x y
 """
 """Options that take any text, and that a file may set: none names code, a place to write to, or

@@ -150,7 +150,7 @@ def test_a_setting_of_a_part_that_stands_beside_it_over_http_is_answered_with_it
 
 
 OPEN = """
-    compile_time_limit confirm confirm_share devices fresh full_trainings group max_mem
+    compile_time_limit confirm confirm_share devices fresh full_trainings group kind max_mem
     max_perplexity_increase name perplexity_seeds predict prefer priority profile sampler scale seed
     space space_content step_time_limit time_budget tolerance trial_time_limit trials
     trials_per_device until_converged
