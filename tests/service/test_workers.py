@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from autotune.service.devices import groups_of
@@ -220,15 +221,14 @@ def test_kills_of_workers_and_servers_lose_and_double_nothing(queue, store_url, 
                 numbers.append(submit(queue, trials=chance.randint(1, 40), seconds=0.05))
             time.sleep(chance.uniform(0.0, 3.0))
             machine = chance.choice(list(machines))
+            searches = psutil.Process(processes[machine].pid).children(recursive=True)
             processes[machine].kill()
+            if chance.random() < 0.5:
+                for each in searches:
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
             running = queue.find(states=["running"])[0]
             assert len({(search.host, search.group) for search in running}) == len(running)
-            if chance.random() < 0.5:
-                host = this_host() + f" {machine}" if machine else this_host()
-                for search in running:
-                    if search.host == host and search.process is not None:
-                        with suppress(ProcessLookupError):
-                            os.kill(search.process.pid, signal.SIGKILL)
             processes[machine] = start(machine)
         wait_until(lambda: not {"queued", "running"} & queue.counts().keys())
     for number in numbers:
