@@ -9,14 +9,15 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from autotune import __version__
@@ -309,13 +310,13 @@ def _search(
     should_stop: Callable[[], bool],
     make_executor: Callable[..., LocalExecutor],
 ) -> SearchEnd:
-    with TemporaryDirectory() as folder:
+    with _files_of_start(Path(order["folder"]), found.run) as folder:
         used = _used_seconds(found)
         request: SearchRequest = request_of_submission(
             found.request,
             SubmissionRules.of(order["rules"]),
             study=found.study,
-            folder=Path(folder),
+            folder=folder,
             trials_before=found.request.get(TRIALS_BEFORE, 0),
         )
         budget = (found.progress or {}).get("time_budget_seconds")
@@ -334,6 +335,20 @@ def _search(
         hint="choose a larger cap, or another search space",
         exit_code=1,
     )
+
+
+@contextmanager
+def _files_of_start(folder: Path, run: int) -> Iterator[Path]:
+    """Yields a folder for the files of this start, and removes those of starts that were killed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    of_start = folder / str(run)
+    of_start.mkdir(parents=True)
+    try:
+        yield of_start
+    finally:
+        shutil.rmtree(of_start, ignore_errors=True)
+        with suppress(OSError):  # a later start has files there
+            folder.rmdir()
 
 
 def _print_error(error: AutotuneError) -> None:

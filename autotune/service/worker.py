@@ -128,6 +128,7 @@ class Worker(Rounds):
             "search": search.id,
             "run": search.run,
             "rules": self._rules(group),
+            "folder": str(self._log_folder.absolute() / f"{search.id}.files"),
         }
         try:
             started = start_process(self._module, order, log_file=self.log_file(search.id))

@@ -90,6 +90,15 @@ def test_a_search_that_is_killed_goes_on_with_what_is_left_of_its_time(client):
     assert numbers == [0, 1, 2, 3]
 
 
+def test_a_search_that_was_killed_leaves_only_its_log(client, tmp_path):
+    number = submit(client, trials=2, confirm=False)
+    wait_until(lambda: any(event.kind == "trial_began" for event in events_of(client, number)))
+    os.killpg(client.app.state.service.searches.get(number).process.pid, 9)
+    assert wait_for_end(client, number)["starts"] == 2
+    folder = tmp_path / "studies" / "work" / "autotune" / ".searches"
+    assert [path.name for path in folder.iterdir()] == [f"{number}.log"]
+
+
 def test_a_study_that_exists_is_not_submitted_with_other_settings(client):
     wait_for_end(client, submit(client, trials=1, name="a"))
     answer = client.post(SEARCHES, json={**SMALL, "trials": 2, "name": "a", "layers": 3})
