@@ -1,105 +1,214 @@
-"""Workers that start in a tenth of a second: forked from a process that has imported all they need.
+"""Programs that start within a tenth of a second: forked from a process that has imported all.
 
-A proof of hundreds of kills starts hundreds of workers and of trial servers, each of which would
-import torch first. Here a worker is forked, and its server from it; from the fork on both are what
-`worker.py` and `stand_in.py` of `tests/quick_study/` are, with sessions, pipes and processes of
-their own. `start_command` starts the same as a command, to compare.
+A proof of hundreds of kills starts hundreds of workers, servers and searches, and of trial servers,
+each of which would import torch first. Here a program of `tests/quick_study/` is forked, and what
+it starts from it; from the fork on all are what those programs are, with sessions, pipes and
+processes of their own. One in twenty starts as a command, and so does what it starts.
 """
 
+import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import autotune.execution.process.answers
 import autotune.execution.process.failures
 import autotune.training.trainer  # noqa: F401
 from autotune.execution.server import client
-from tests.quick_study import stand_in, worker
+from autotune.execution.server.process_tree import become_reaper
+from autotune.service import processes
+from tests.quick_study import search_process, server, stand_in, worker
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARE_OF_COMMANDS = 0.05
+_ASKING = threading.Lock()
+
+_STARTED_BY_PROGRAMS: Mapping[str, Callable[[], object]] = {
+    str(worker.STAND_IN): stand_in.main,
+    server.SEARCH_MODULE: search_process.main,
+}
+"""What autotune starts as a command, by the word that names it."""
 
 
-def start_forked(
-    words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+def start(
+    program: ModuleType,
+    words: Sequence[str],
+    *,
+    folder: Path,
+    chance: random.Random,
+    environment: Mapping[str, str],
 ) -> int:
-    """A worker in `folder`; its process id.
+    """Start a program of `tests/quick_study/` in `folder`; return its process id.
 
-    Turns on the device are those of the folder's workers alone.
+    Turns on the device are those of the folder's programs alone, and temporary files are there.
+    What it says is appended to a log of its name.
     """
+    log = folder / f"{program.__name__.rpartition('.')[2]}.log"
+    of_folder = {
+        "AUTOTUNE_LOCK_FOLDER": str(folder),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": str(ROOT),
+    }
+    (folder / "tmp").mkdir(exist_ok=True)
+    if chance.random() < SHARE_OF_COMMANDS:
+        return _start_command(program, words, folder, log, {**of_folder, **environment})
     pid = os.fork()
     if pid == 0:
-        _be_the_child(words, folder, environment or {})
+        _be_the_child(program, words, folder, log, {**of_folder, **environment})
     return pid
 
 
-def start_command(
-    words: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+def _start_command(
+    program: ModuleType,
+    words: Sequence[str],
+    folder: Path,
+    log_file: Path,
+    environment: Mapping[str, str],
 ) -> int:
-    with (folder / "workers.log").open("a") as log:
+    with log_file.open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, worker.__file__, *words],
+            [sys.executable, str(program.__file__), *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, "AUTOTUNE_LOCK_FOLDER": str(folder), **(environment or {})},
+            env={**os.environ, **environment},
         )
     process.returncode = 0  # who started it waits for it by its id, as for the forked ones
     return process.pid
 
 
-def _be_the_child(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+def _be_the_child(
+    program: ModuleType,
+    words: Sequence[str],
+    folder: Path,
+    log_file: Path,
+    environment: Mapping[str, str],
+) -> None:
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    _be_another_program(
+        lambda: program.main(words),
+        streams=(os.open(os.devnull, os.O_RDONLY), log, log),
+        folder=str(folder),
+        environment={**os.environ, **environment},
+    )
+
+
+def _be_another_program(
+    main: Callable[[], object],
+    *,
+    streams: Sequence[int],
+    folder: str,
+    environment: Mapping[str, str],
+) -> NoReturn:
+    """Run a program in this forked process, with nothing of what its parent has opened."""
     exit_code = 70
     try:
-        os.closerange(3, 4096)
+        for target, source in enumerate(streams):
+            os.dup2(source, target)
+        os.closerange(3, 4096)  # locks and connections of the parent's are not the child's
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the parent's may have read ahead
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        tempfile.tempdir = None
         os.chdir(folder)
-        os.environ.update({"AUTOTUNE_LOCK_FOLDER": str(folder), **environment})
-        _write_to(folder / "workers.log")
-        _start_servers_by_fork()
-        exit_code = worker.main(words)
+        os.environ.clear()
+        os.environ.update(environment)
+        if main is not stand_in.main:  # it starts no program
+            forking = partial(_popen, _start_helper())
+            replaced = SimpleNamespace(**{**vars(subprocess), "Popen": forking})
+            client.subprocess = processes.subprocess = replaced  # type: ignore[attr-defined]
+        exit_code = int(main() or 0)  # type: ignore[call-overload]
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
 
-def _start_servers_by_fork() -> None:
-    """In this process, which has imported what a server needs."""
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedServer})
-    client.subprocess = forking  # type: ignore[attr-defined]
+def _start_helper() -> socket.socket:
+    """Start a process that forks on request, and return the socket to it.
 
-
-def _write_to(log_file: Path) -> None:
-    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for target in (1, 2):
-        os.dup2(log, target)
-    os.close(log)
-
-
-class _ForkedServer:
-    """The part of `subprocess.Popen` that the trial server's client uses, with a fork."""
-
-    def __init__(self, command: Sequence[str], *, stderr: Any, **_: object) -> None:
-        requests, replies = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.setsid()
-                for source, target in ((requests[0], 0), (replies[1], 1), (stderr.fileno(), 2)):
-                    os.dup2(source, target)
-                os.closerange(3, 4096)  # locks and connections of the worker's are not the server's
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, signal.SIG_DFL)
-                stand_in.main()
-            finally:
+    This one may not fork what uses SQLite once it has opened a database: SQLite would believe in
+    locks that the child does not have.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    become_reaper()  # what it forks becomes a child of this process
+    if os.fork():
+        theirs.close()
+        return ours
+    ours.close()
+    os.chdir("/")  # it is none of those that are killed
+    while True:
+        request, streams, *_ = socket.recv_fds(theirs, 2**18, 3)
+        if not request:
+            os._exit(0)
+        wanted = json.loads(request)
+        said, says = os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(says, str(pid).encode())
                 os._exit(0)
+            os.setsid()
+            _be_another_program(
+                _STARTED_BY_PROGRAMS[wanted["program"]],
+                streams=streams,
+                folder=wanted["folder"],
+                environment=wanted["environment"],
+            )
+        os.waitpid(between, 0)
+        theirs.send(os.read(said, 100))
+        for opened in (said, says, *streams):
+            os.close(opened)
+
+
+def _popen(helper: socket.socket, command: Sequence[str], **options: Any) -> Any:
+    """Start what autotune starts; what is no stand-in is a command as always."""
+    program = next((word for word in command if word in _STARTED_BY_PROGRAMS), None)
+    if program is None:
+        return subprocess.Popen(command, **options)
+    return _Forked(helper, program, **options)
+
+
+class _Forked:
+    """The part of `subprocess.Popen` that autotune uses, with a fork by a helper."""
+
+    def __init__(
+        self,
+        helper: socket.socket,
+        program: str,
+        *,
+        stdout: Any,
+        stderr: Any,
+        env: Mapping[str, str],
+        **_: object,
+    ) -> None:
+        wanted = {
+            "program": program,
+            "folder": os.getcwd(),
+            "environment": dict(env),
+        }
+        requests, replies = os.pipe(), os.pipe()
+        answers = replies[1] if stdout == subprocess.PIPE else stdout.fileno()
+        streams = (requests[0], answers, stderr.fileno())
+        with _ASKING:
+            socket.send_fds(helper, [json.dumps(wanted).encode()], streams)
+            self.pid = int(helper.recv(100))
         os.close(requests[0])
         os.close(replies[1])
         self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb")

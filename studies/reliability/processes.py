@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,13 @@ class Family:
 
 
 def processes_of(folder: Path) -> dict[int, int]:
-    """Process id to parent, of every live process that works in `folder` or below it."""
+    """Process id to parent, of every other live process that works in `folder` or below it."""
     found = {}
     for link in Path("/proc").glob("[0-9]*/cwd"):
         try:
-            if not Path(os.readlink(link)).is_relative_to(folder):
+            if link.parent.name == str(os.getpid()) or not Path(os.readlink(link)).is_relative_to(
+                folder
+            ):
                 continue
             state, parent = (link.parent / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
@@ -28,16 +31,17 @@ def processes_of(folder: Path) -> dict[int, int]:
     return found
 
 
-def family(folder: Path) -> Family:
-    """Children of this process, their children, and theirs."""
+def family(folder: Path, workers: Collection[int] | None = None) -> Family:
+    """Workers, by default the children of this process, their children, and theirs."""
     parents = processes_of(folder)
 
-    def children(of: set[int]) -> tuple[int, ...]:
+    def children(of: Collection[int]) -> tuple[int, ...]:
         return tuple(pid for pid, parent in parents.items() if parent in of)
 
-    workers = children({os.getpid()})
-    servers = children(set(workers))
-    return Family(workers=workers, servers=servers, trials=children(set(servers)))
+    if workers is None:
+        workers = children({os.getpid()})
+    servers = children(workers)
+    return Family(workers=tuple(workers), servers=servers, trials=children(servers))
 
 
 def wait_until_gone(folder: Path, *, seconds: float = 30.0) -> list[int]:
