@@ -21,6 +21,7 @@ from autotune.errors import (
     Stopped,
     StorageUnavailable,
 )
+from autotune.execution.cpu_shares import usable_cpus
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import ProfileTraining
 from autotune.reporting.figures import memory_timeline
@@ -226,7 +227,7 @@ def _use_cpus_of(executor: LocalExecutor, stored: DeviceInfo) -> None:
     if threads is None or not hasattr(os, "sched_getaffinity"):
         return
     if threads_of(executor.identify("cpu")) != threads:
-        executor.cpus = tuple(sorted(os.sched_getaffinity(0))[:threads])
+        executor.cpus = usable_cpus()[:threads]
 
 
 def _check_room(folder: Path) -> None:

@@ -130,7 +130,7 @@ def _be_another_program(
             forking = partial(_popen, _start_helper())
             replaced = SimpleNamespace(**{**vars(subprocess), "Popen": forking})
             client.subprocess = processes.subprocess = replaced  # type: ignore[attr-defined]
-        exit_code = int(main() or 0)  # type: ignore[call-overload]
+        exit_code = int(main() or 0)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -26,6 +26,7 @@ import ray.exceptions
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL, host_and_port
 from autotune.execution.cluster.nodes import alive_nodes, versions_here
+from autotune.execution.cpu_shares import usable_cpus
 from autotune.system import files
 
 _SECONDS_TO_CONNECT = 5.0
@@ -188,7 +189,7 @@ def _connect(address: str, folder: str | None) -> None:
     if folder is not None:
         options |= {
             "include_dashboard": False,
-            "num_cpus": len(os.sched_getaffinity(0)),
+            "num_cpus": len(usable_cpus()),
             "_temp_dir": folder,
         }
     try:

@@ -31,6 +31,7 @@ import torch.distributed
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from autotune.errors import AutotuneError, TrialLost
+from autotune.execution.cpu_shares import usable_cpus
 from autotune.execution.joint_outcome import SECONDS_FOR_OTHERS, complains_of_another
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
@@ -441,7 +442,7 @@ def _run_rank(
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
         share_with_others(host_bytes, processes=size)
         # All ranks share the CPUs of the trial.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        torch.set_num_threads(max(1, len(usable_cpus()) // size))
         write_line(pipe, asdict(reply_after(run)))
         exit_code = 0
     except BaseException:
