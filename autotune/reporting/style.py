@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autotune.printable import printable
@@ -127,10 +128,21 @@ def styled(drawing: "go.Figure", *, note: str = "") -> "go.Figure":
 
     `note` is text that a page shows above the figure and an image on top of it.
     """
+    import plotly.io  # noqa: PLC0415  # commands that print tables do without
+
+    drawing.layout.template = _light_template(plotly.io.templates.default)
     drawing.update_layout(
-        template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": printable(note)}
+        margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": printable(note)}
     )
     return drawing
+
+
+@cache
+def _light_template(of_plotly: str | None) -> "go.layout.Template":
+    """Returns plotly's own template of that name with what LIGHT changes: a merge takes 45 ms."""
+    import plotly.graph_objects as go  # noqa: PLC0415  # commands that print tables do without
+
+    return go.Figure(layout={"template": of_plotly}).update_layout(template=LIGHT).layout.template
 
 
 def note_of(drawing: "go.Figure") -> str:

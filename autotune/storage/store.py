@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import sqlalchemy
@@ -51,7 +51,7 @@ from autotune.storage.rows import (
     trial_row,
 )
 from autotune.storage.schema import open_studies
-from autotune.storage.stored_columns import Unreadable
+from autotune.storage.stored_columns import Unreadable, decode
 from autotune.storage.tables import (
     ATTEMPTS,
     CONFIRMATIONS,
@@ -549,7 +549,7 @@ def _names(connection: Connection) -> list[str]:
     return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
 
-_ENTRY_COLUMNS = ("id", "name", "created_at", "device", "cap_bytes", "revision", "trials_wanted")
+_ENTRY_COLUMNS = ("id", "name", "created_at", "cap_bytes", "revision", "trials_wanted")
 
 
 def _select_entries() -> Select[Any]:
@@ -560,18 +560,26 @@ def _select_entries() -> Select[Any]:
         .scalar_subquery()
     )
     workload = sqlalchemy.func.length(sqlalchemy.cast(STUDIES.c.workload, sqlalchemy.Text))
+    # Counted together, which reads the attempts that run; for each study it reads all trials.
     running = (
-        select(sqlalchemy.func.count())
+        select(TRIALS.c.study_id, sqlalchemy.func.count().label("running"))
         .select_from(ATTEMPTS.join(TRIALS))
-        .where(TRIALS.c.study_id == STUDIES.c.id, AttemptLease.unexpired)
-        .scalar_subquery()
+        .where(AttemptLease.unexpired)
+        .group_by(TRIALS.c.study_id)
+        .subquery()
     )
-    return select(
-        *(STUDIES.c[name] for name in _ENTRY_COLUMNS),
-        forecasts.label("forecasts"),
-        workload.label("workload_characters"),
-        running.label("running"),
-    ).order_by(STUDIES.c.id)
+    return (
+        select(
+            *(STUDIES.c[name] for name in _ENTRY_COLUMNS),
+            # As text, which `_entry` decodes once.
+            sqlalchemy.cast(STUDIES.c.device, sqlalchemy.Text).label("device"),
+            forecasts.label("forecasts"),
+            workload.label("workload_characters"),
+            sqlalchemy.func.coalesce(running.c.running, 0).label("running"),
+        )
+        .select_from(STUDIES.outerjoin(running, running.c.study_id == STUDIES.c.id))
+        .order_by(STUDIES.c.id)
+    )
 
 
 _ENTRIES = _select_entries()
@@ -581,8 +589,11 @@ _ENTRIES = _select_entries()
 _NO_DATE = datetime(1970, 1, 1)
 
 
+@lru_cache(maxsize=10_000)
 def _entry(row: Any) -> StudyEntry:
+    """Returns the entry of a row, which is made once for as long as the study does not change."""
     # One row that cannot be read must not end the list; its own page says what it is.
+    device = decode(row.device)
     moment = _NO_DATE if isinstance(row.created_at, Unreadable) else row.created_at
     created_at = _in_utc(moment).replace(tzinfo=UTC)
     return StudyEntry(
@@ -597,7 +608,7 @@ def _entry(row: Any) -> StudyEntry:
         ),
         name=row.name,
         created_at=created_at,
-        device=str(row.device.get("name", "")) if isinstance(row.device, dict) else "",
+        device=str(device.get("name", "")) if isinstance(device, dict) else "",
         cap_bytes=row.cap_bytes if fits(SizeBytes, row.cap_bytes) else 0,
     )
 

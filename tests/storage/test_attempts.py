@@ -49,6 +49,16 @@ def test_trials_are_numbered_in_the_order_of_their_claims(store):
     assert [claim(store, number).number for number in (4, 2, 3)] == [0, 1, 2]
 
 
+def test_the_list_of_studies_says_how_many_trials_of_each_run_now(store):
+    store.create_study(definition("other"), trials_wanted=MOST)
+    first = claim(store, 0)
+    claim(store, 1)
+    assert [entry.version.running for entry in store.entries()] == [2, 0]
+    assert [entry.device for entry in store.entries()] == [definition().device.name] * 2
+    store.attempts.finish(first.id, measured(), seconds=1.0)
+    assert [entry.version.running for entry in store.entries()] == [1, 0]
+
+
 def test_a_trial_that_another_worker_has_cannot_be_claimed(store):
     claim(store, worker="one")
     assert claim(store, worker="two") is None

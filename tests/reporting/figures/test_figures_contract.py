@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import plotly.graph_objects as go
+import plotly.io
 import pytest
 
 from autotune.errors import InvalidInput
@@ -148,3 +150,10 @@ def test_the_names_of_the_figures_need_no_plotly():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["plotly", "plotly_dark", "none", None])
+def test_a_figure_has_what_the_template_of_its_user_says_besides_ours(name, monkeypatch):
+    monkeypatch.setattr(plotly.io.templates, "default", name)
+    merged = go.Figure().update_layout(template=style.LIGHT).layout.template
+    assert style.styled(go.Figure()).layout.template == merged
