@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
@@ -48,20 +49,34 @@ LEAST_SECONDS = 60.0
 """A part is not begun with less time for its kills."""
 
 
-def sums() -> dict[str, int]:
-    """Returns the kills of each way so far."""
-    so_far = dict.fromkeys(WAYS, 0)
-    if RESULTS.exists():
-        for line in RESULTS.read_text().splitlines():
-            part = json.loads(line)
-            so_far[part["way"]] += part["kills"]
-    return so_far
+def parts_so_far() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
 
 
-def furthest_behind(so_far: Mapping[str, int]) -> str | None:
+def furthest_behind(parts: Sequence[Mapping[str, Any]]) -> str | None:
     """Returns the way of the next part; None where all have their shares."""
-    way = min(WAYS, key=lambda way: so_far[way] / SHARES[way])
-    return way if so_far[way] < SHARES[way] else None
+    kills = {way: sum(part["kills"] for part in parts if part["way"] == way) for way in WAYS}
+    way = min(WAYS, key=lambda way: kills[way] / SHARES[way])
+    return way if kills[way] < SHARES[way] else None
+
+
+def table(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the sums of each way as a table of the page."""
+    lines = ["| way | parts | kills, goal | killed and stopped | trials, attempts | violations |"]
+    lines.append("|---|---|---|---|---|---|")
+    for way in WAYS:
+        of_way = [part for part in parts if part["way"] == way]
+        by_kind = sum((Counter(part.get("kills_by_kind", {})) for part in of_way), Counter())
+        kinds = ", ".join(f"{kind} {count}" for kind, count in by_kind.most_common())
+        kills, trials, attempts = (
+            sum(part.get(name, 0) for part in of_way) for name in ("kills", "trials", "attempts")
+        )
+        violations = sum(len(part["violations"]) for part in of_way)
+        lines.append(
+            f"| {way} | {len(of_way)} | {kills:,}, {SHARES[way]:,} | {kinds} "
+            f"| {trials:,}, {attempts:,} | {violations} |"
+        )
+    return "\n".join(lines)
 
 
 def carry_out_part(way: str, *, seed: int, kills: int, seconds: float) -> dict[str, Any]:
@@ -73,7 +88,8 @@ def carry_out_part(way: str, *, seed: int, kills: int, seconds: float) -> dict[s
         try:
             seen = run.carry_out(kills=kills, seconds=seconds)
         except Exception:
-            seen = {"kills": sum(run.kills.values()), "violations": [traceback.format_exc()]}
+            # What was killed does not count: nobody has looked at what came of it.
+            seen = {"kills": 0, "violations": [traceback.format_exc()]}
     if seen["violations"]:
         studies = {name: asdict(watch) for name, watch in run.watches.items()}
         (folder / "studies.json").write_text(json.dumps(studies, default=_plain))
@@ -117,10 +133,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the part; default: a new one")
     parser.add_argument("--kills", type=int, help="of a part")
     arguments = parser.parse_args()
+    RESULTS.touch()
+    print(table(parts_so_far()))
     end = time.monotonic() + 60 * arguments.minutes
     has_violations = False
     while (seconds := end - time.monotonic()) > LEAST_SECONDS:
-        way = arguments.only or furthest_behind(sums())
+        way = arguments.only or furthest_behind(parts_so_far())
         if way is None:
             break
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
@@ -134,8 +152,7 @@ def main() -> int:
             print(f"  {violation}")
         if part["violations"]:
             print(f"  kept in {part['evidence']}; again: {part['command']}")
-        of_ways = ", ".join(f"{way} {count} of {SHARES[way]}" for way, count in sums().items())
-        print(f"so far {sum(sums().values())} of {sum(SHARES.values())}: {of_ways}", flush=True)
+        print(table(parts_so_far()), flush=True)
         if arguments.only:
             break
     return 1 if has_violations else 0

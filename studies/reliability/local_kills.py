@@ -4,6 +4,7 @@ Every worker that ends is replaced by a new one, which recovers the work of the 
 killed meanwhile as well.
 """
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,21 @@ class WorkersRun(Run):
     def environment(self) -> dict[str, str]:
         """Returns the variables that a worker has besides those of this process."""
         raise NotImplementedError
+
+    def reap(self) -> dict[int, int]:
+        ended = super().reap()
+        self.violations += [
+            f"a worker ended with {code}"
+            for code in ended.values()
+            if code not in self.allowed_exits()
+        ]
+        return ended
+
+    def allowed_exits(self) -> set[int]:
+        """Returns how a worker may end: complete, killed, or to be continued, also by SIGTERM."""
+        exits = {0, -signal.SIGKILL, 75, 128 + signal.SIGTERM}
+        # One that begins while the database is away cannot know that it will be back.
+        return exits | {2} if self.kills["database"] else exits
 
     def keep_going(self) -> None:
         self.reap()

@@ -147,11 +147,13 @@ def _start_helper() -> socket.socket:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     become_reaper()  # what it forks becomes a child of this process
+    folder = os.getcwd()
+    os.chdir("/")  # it is none of those that are killed, which are found by their folder
     if os.fork():
+        os.chdir(folder)
         theirs.close()
         return ours
     ours.close()
-    os.chdir("/")  # it is none of those that are killed
     while True:
         request, streams, *_ = socket.recv_fds(theirs, 2**18, 3)
         if not request:

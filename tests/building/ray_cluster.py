@@ -135,16 +135,14 @@ class RayCluster:
     def kill_node(self, node: Node) -> None:
         """Kill its raylet, upon which its workers end by themselves."""
         self.nodes.remove(node)
-        os.kill(node.raylet, signal.SIGKILL)
+        _send(signal.SIGKILL, node.raylet)
 
     def stop_node(self, node: Node) -> None:
         """Stop all processes of a node, as where its network is gone."""
-        for pid in (node.raylet, *descendants(node.raylet)):
-            os.kill(pid, signal.SIGSTOP)
+        _send(signal.SIGSTOP, node.raylet, *descendants(node.raylet))
 
     def continue_node(self, node: Node) -> None:
-        for pid in (node.raylet, *descendants(node.raylet)):
-            os.kill(pid, signal.SIGCONT)
+        _send(signal.SIGCONT, node.raylet, *descendants(node.raylet))
 
     def workers(self) -> list[int]:
         return [pid for node in self.nodes for pid in node.workers()]
@@ -223,9 +221,13 @@ def wait_until(is_so: Callable[[], bool], *, what: str, seconds: float = _SECOND
 
 
 def _kill_all(node: Node) -> None:
-    for pid in [node.pid, *descendants(node.pid)]:
+    _send(signal.SIGKILL, node.pid, *descendants(node.pid))
+
+
+def _send(number: signal.Signals, *pids: int) -> None:
+    for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
 
