@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the part; default: a new one")
     parser.add_argument("--kills", type=int, help="of a part")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without what it has started
     RESULTS.touch()
     print(table(parts_so_far()))
     end = time.monotonic() + 60 * arguments.minutes

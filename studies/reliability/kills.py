@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from studies.reliability.processes import wait_until_gone
+from studies.reliability.processes import processes_of, wait_until_gone
 from studies.reliability.watch import Snapshot, Watch, snapshot
 from tests.building.keeper import descendants
 from tests.building.postgres import PostgresServer
@@ -193,8 +193,8 @@ class Run:
         return ended
 
     def _end_all(self) -> None:
-        """Kill the children that are left, as after an error."""
-        for pid in self.started:
+        """Kill what is left, as after an error."""
+        for pid in {*self.started, *processes_of(self.folder)}:
             send(pid, signal.SIGKILL)
 
 
