@@ -102,8 +102,14 @@ class ServiceRun(Run):
                 self.violations.append(f"the client of study {study} ended with {code}")
         else:
             self.servers = {port: server for port, server in self.servers.items() if server != pid}
-            if code not in (-signal.SIGKILL, 128 + signal.SIGTERM):
+            if code not in self._exits_of_servers():
                 self.violations.append(f"a server ended with {code}")
+
+    def _exits_of_servers(self) -> set[int]:
+        exits = {-signal.SIGKILL, 128 + signal.SIGTERM}
+        # A process that is stopped while it writes to SQLite keeps a server from beginning.
+        has_stopped = any(kind.startswith("stopped") for kind in self.kills)
+        return exits | {75} if has_stopped and self.storage == "sqlite" else exits
 
     def _watch(self, who: str, study: str) -> None:
         """Start the client of a person, who submits a study unless it was submitted before."""
