@@ -10,6 +10,7 @@ again once its lease has expired.
 
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -101,6 +102,10 @@ class Worker(Rounds):
         """Returns the file with what the processes of a search have printed."""
         return self._log_folder / f"{number}.log"
 
+    def _files_of(self, search: QueuedSearch) -> Path:
+        """Returns the folder of a search's files, which each start removes with its end."""
+        return self._log_folder.absolute() / f"{search.id}.files"
+
     def _round(self) -> None:
         running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
         self._reap(running)
@@ -128,7 +133,7 @@ class Worker(Rounds):
             "search": search.id,
             "run": search.run,
             "rules": self._rules(group),
-            "folder": str(self._log_folder.absolute() / f"{search.id}.files"),
+            "folder": str(self._files_of(search)),
         }
         try:
             started = start_process(self._module, order, log_file=self.log_file(search.id))
@@ -170,6 +175,8 @@ class Worker(Rounds):
             lost = self._searches.end_lost_run(search.id, search.run, end, is_known=is_known)
             if lost is not None:
                 _LOG.warning("search %d: %s; it is %s", search.id, how, lost.state)
+                if lost.has_ended:
+                    shutil.rmtree(self._files_of(search), ignore_errors=True)
         elif search.is_stopping:
             self._stop(search, key)
 

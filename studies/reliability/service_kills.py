@@ -24,6 +24,7 @@ import psutil
 from autotune.service.processes import find_process
 from autotune.spec.queued_search import MOST_LOSSES, QueuedSearch
 from autotune.storage.database import Database
+from autotune.storage.identity import find_work_folder
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import Tokens, new_token
@@ -215,8 +216,11 @@ class ServiceRun(Run):
                 f"study {study}: {violation}"
                 for violation in violations_at_the_end(self.url, study, trials_wanted=self.trials)
             ]
-        left = sorted(path.name for path in (self.folder / "tmp").iterdir())
-        return found + [f"left over: {name}" for name in left]
+        left = [
+            *(self.folder / "tmp").iterdir(),
+            *find_work_folder(self.url).glob(".searches/*.files"),
+        ]
+        return found + [f"left over: {path.name}" for path in left]
 
 
 def _age_of(process: psutil.Process) -> float:

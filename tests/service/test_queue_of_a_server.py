@@ -191,6 +191,19 @@ def test_a_cancelled_search_that_does_not_stop_is_killed(queue, make_server):
     assert queue.get(number).state == "cancelled"
 
 
+@pytest.mark.slow
+def test_a_search_that_ends_with_its_process_killed_leaves_only_its_log(
+    queue, make_server, tmp_path
+):
+    number = submit(queue, trials=100_000, seconds=0.05, ignores=True)
+    (tmp_path / "logs" / f"{number}.files" / "1").mkdir(parents=True)
+    with make_server():
+        wait_until(lambda: trials_of(queue, number))
+        queue.cancel(number, by="ada")
+        wait_until(lambda: queue.get(number).has_ended)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == [f"{number}.log"]
+
+
 def test_the_process_of_a_search_does_not_get_the_token(queue, make_server, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_TOKEN", "secret")
     number = submit(queue)
