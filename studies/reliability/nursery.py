@@ -119,7 +119,10 @@ def _be_another_program(
         for target, source in enumerate(streams):
             os.dup2(source, target)
         os.closerange(3, 4096)  # locks and connections of the parent's are not the child's
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the parent's may have read ahead
+        # Not the parent's: its input may be read ahead, and its output is a file of pytest's.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         tempfile.tempdir = None

@@ -52,7 +52,7 @@ SECONDS_OF_TRIAL = 0.5
 SECONDS_UNTIL_REPLACED = 4.0
 SECONDS_TO_STOP = 30.0
 SECONDS_TO_LEAVE_NODES = 20.0
-PROGRESS_SECONDS = 240.0
+PROGRESS_SECONDS = 600.0
 """By then a search that is killed and stopped has at least one result more."""
 
 
@@ -98,6 +98,10 @@ class RayRun(WorkersRun):
         for pid in self.cluster.workers():
             self.workers_seen.setdefault(pid, time.monotonic())
         self._watch_progress()
+
+    def allowed_exits(self) -> set[int]:
+        # One that begins on a cluster whose head has just come back finds no node.
+        return super().allowed_exits() | ({2} if self.kills["head"] else set())
 
     def _watch_progress(self) -> None:
         now, last = time.monotonic(), self.watches[STUDY].last

@@ -25,5 +25,5 @@ def test_the_next_part_is_of_the_way_that_is_furthest_behind_its_share(kills, wa
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["sqlite", "service"])
 def test_kills_lose_no_result_and_no_search(way):
-    seen = campaign.carry_out_part(way, seed=1, kills=6, seconds=120.0)
+    seen = campaign.carry_out_part(way, seed=1, kills=6, seconds=600.0)
     assert (seen["kills"], seen["violations"]) == (6, [])

@@ -36,6 +36,8 @@ _SECONDS_BETWEEN_QUESTIONS = 2.0
 _SECONDS_TO_DISCONNECT = 8.0
 _FOLDER_PREFIX = "autotune-"
 _LOCK = "held-by-its-search"
+_WRONG_CLUSTER = "WrongClusterID"
+"""What Ray says to a process that was connected to an earlier cluster at the same address."""
 
 
 class Connection:
@@ -60,7 +62,7 @@ class Connection:
                 self._last_answer = time.monotonic()
                 self._nodes = nodes
             except ray.exceptions.AuthenticationError as error:
-                self._is_another_cluster = "WrongClusterID" in str(error)
+                self._is_another_cluster = _WRONG_CLUSTER in str(error)
             except Exception:  # whatever gRPC or the client raises, there was no answer
                 pass
             self._ended.wait(_SECONDS_BETWEEN_QUESTIONS)
@@ -75,6 +77,14 @@ class Connection:
         """Whether the head has not answered for too long, or is that of another cluster."""
         return (
             self._is_another_cluster or time.monotonic() - self._last_answer > SECONDS_WITHOUT_HEAD
+        )
+
+    def loss(self, error: ray.exceptions.RayError) -> TrialLost:
+        """Returns what a call of Ray that failed like this means for the search."""
+        what = "was started anew" if _WRONG_CLUSTER in str(error) else f"is lost ({error!r:.200})"
+        return TrialLost(
+            f"the Ray cluster at {self._address} {what}",
+            hint="run the same command again to continue",
         )
 
     def check(self) -> None:
@@ -100,22 +110,24 @@ class Connection:
 def connected(address: str) -> Iterator[Connection]:
     """Connects this process to the cluster during the block; `local` is started and ended.
 
-    Raises InvalidInput where there is no cluster, or one that this Ray cannot talk to.
+    Raises InvalidInput where there is no cluster, or one that this Ray cannot talk to, and
+    TrialLost where a call of Ray in the block fails because the cluster is gone.
     """
-    if ray.is_initialized():  # a Python program that uses Ray itself
-        with closing(Connection(address)) as connection:
-            yield connection
-        return
     with ExitStack() as stack:
-        folder = None
-        if address == LOCAL:
-            folder = stack.enter_context(_own_folder())
-        elif address != AUTO:
-            _check_reachable(address)
-        with _own_signal_handlers(), _silent_ray():
-            _connect(address, folder)
-        stack.callback(_disconnect)
-        yield stack.enter_context(closing(Connection(address)))
+        if not ray.is_initialized():  # it is in a Python program that uses Ray itself
+            folder = None
+            if address == LOCAL:
+                folder = stack.enter_context(_own_folder())
+            elif address != AUTO:
+                _check_reachable(address)
+            with _own_signal_handlers(), _silent_ray():
+                _connect(address, folder)
+            stack.callback(_disconnect)
+        connection = stack.enter_context(closing(Connection(address)))
+        try:
+            yield connection
+        except ray.exceptions.RayError as error:
+            raise connection.loss(error) from None
 
 
 @contextmanager

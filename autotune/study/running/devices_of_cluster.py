@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -170,15 +171,22 @@ class DevicesOfCluster(Devices):
         self._connection = self._open.enter_context(connected(self._address))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ending.set()
-        with self._open:
+        try:
             slots = {*self._slots, self._first}
             closing = [threading.Thread(target=slot.shutdown) for slot in slots if slot is not None]
             for thread in closing:
                 thread.start()
             for thread in closing:
                 thread.join()
+        finally:
+            self._open.__exit__(kind, error, trace)  # the connection says what an error of Ray is
 
     @property
     def executor(self) -> ClusterExecutor:

@@ -10,6 +10,8 @@ from autotune.errors import TrialLost
 
 pytest.importorskip("ray")
 
+from ray.exceptions import AuthenticationError
+
 from autotune.execution.cluster import connection
 
 
@@ -53,6 +55,26 @@ def test_a_head_that_does_not_answer_is_lost_with_what_to_do(answers):
             connected.check()
         assert "run the same command again" in raised.value.hint
         assert raised.value.exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("WrongClusterID: the client is accessing GCS after it has restarted", "was started anew"),
+        ("the token is another one", "is lost"),
+    ],
+)
+def test_a_call_that_fails_because_the_cluster_is_gone_ends_the_search_with_what_to_do(
+    message, said, answers, monkeypatch
+):
+    monkeypatch.setattr(connection.ray, "is_initialized", lambda: True)
+    with (
+        pytest.raises(TrialLost, match=f"head:6379 {said}") as raised,
+        connection.connected("head:6379"),
+    ):
+        raise AuthenticationError(message)
+    assert "run the same command again" in raised.value.hint
+    assert raised.value.exit_code == 75
 
 
 def test_a_head_that_answers_again_is_not_lost(answers, monkeypatch):
