@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -171,12 +170,7 @@ class DevicesOfCluster(Devices):
         self._connection = self._open.enter_context(connected(self._address))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._ending.set()
         try:
             slots = {*self._slots, self._first}
@@ -186,7 +180,7 @@ class DevicesOfCluster(Devices):
             for thread in closing:
                 thread.join()
         finally:
-            self._open.__exit__(kind, error, trace)  # the connection says what an error of Ray is
+            self._open.__exit__(*raised)  # the connection says what an error of Ray is
 
     @property
     def executor(self) -> ClusterExecutor:

@@ -67,7 +67,7 @@ def test_a_head_that_does_not_answer_is_lost_with_what_to_do(answers):
 def test_a_call_that_fails_because_the_cluster_is_gone_ends_the_search_with_what_to_do(
     message, said, answers, monkeypatch
 ):
-    monkeypatch.setattr(connection.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
     with (
         pytest.raises(TrialLost, match=f"head:6379 {said}") as raised,
         connection.connected("head:6379"),
