@@ -60,8 +60,11 @@ class WorkersRun(Run):
         return ended
 
     def allowed_exits(self) -> set[int]:
-        """Returns how a worker may end: complete, killed, or to be continued, also by SIGTERM."""
-        exits = {0, -signal.SIGKILL, 75, 128 + signal.SIGTERM}
+        """Returns how a worker may end: complete, killed, or to be continued, also by SIGTERM.
+
+        That ends one that has only just begun as any other process.
+        """
+        exits = {0, -signal.SIGKILL, 75, 128 + signal.SIGTERM, -signal.SIGTERM}
         # One that begins while the database is away cannot know that it will be back.
         return exits | {2} if self.kills["database"] else exits
 

@@ -22,6 +22,11 @@ def test_the_next_part_is_of_the_way_that_is_furthest_behind_its_share(kills, wa
     assert campaign.furthest_behind([part(*each) for each in kills.items()]) == way
 
 
+def test_the_page_shows_the_sums_of_the_parts():
+    page = campaign.RESULTS.with_name("README.md").read_text()
+    assert campaign.table(campaign.parts_so_far()) in page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["sqlite", "service"])
 def test_kills_lose_no_result_and_no_search(way):
