@@ -336,7 +336,7 @@ COMMAND_LINES = {
         --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
         --sharding x | --sharding zero3 | --devices-per-trial 3 | --offload disk
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --tensor-parallel 2
-        --gradient-reduction fp16 | --engine jax
+        --gradient-reduction fp16 | --engine jax | --nodes-per-trial 0
         --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
         --adapter-kernels fused | --feed-forward tiles
         --base-weights int8 | real 0 --adapter lora IN_REAL

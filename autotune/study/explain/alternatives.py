@@ -173,8 +173,11 @@ def _values(
     ):
         values = []
     elif technique == "optimizer":
-        values = _with_least_state(values)
-    return [value for value in values if value not in (current, "none", "full")]
+        possible = [
+            name for name in values if not _why_not(config, technique, name, at, unavailable)
+        ]
+        values = _with_least_state(possible or values)
+    return [value for value in values if value not in (current, "none", "full", "whole")]
 
 
 MOST_OPTIMIZERS = 5

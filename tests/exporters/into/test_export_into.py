@@ -215,7 +215,7 @@ def test_a_file_that_has_changed_since_is_said(folder):
         ("bf16: false", "bf16: false\nbf16: true", "twice"),
         ("bf16: false", "bf16: [", "is not valid YAML"),
         ("bf16: false", "bf16: !!python/object:os.system {}", "nothing in a file is run"),
-        ("optimizer: adamw_torch", "optimizer: muon", "autotune has no such optimizer"),
+        ("optimizer: adamw_torch", "optimizer: nadam", "autotune has no such optimizer"),
         ("learning_rate: 1e-5", "learning_rate: ${RATE}", "which something else fills in"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_compiled_model_is_compiled_again_only_a_few_times():
         replace(PLAIN, compile="model", memory_budget=0.05, optimizer_fusion="backward"),
         optimizer_state=0,
     )
-    assert sum(one.config.compile == "model" for one in found.variants) <= 8
+    assert sum(one.config.compile == "model" for one in found.variants) <= 9
 
 
 # -- pairs -----------------------------------------------------------------------------------------
