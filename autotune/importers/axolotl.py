@@ -176,7 +176,7 @@ def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
     if keys["selective_checkpointing"] and value is True:
         settings = keys["selective_checkpointing"]
         saved = settings.get("save") if isinstance(settings, Mapping) else None
-        kept = "save-attention" if saved in (None, ["attention"]) else "selective"
+        kept = "save-attention" if saved in (None, "attention", ["attention"]) else "selective"
         return {"checkpointing": kept, "activation_offload": offloads}
     checkpointing = transformers_keys.checkpointing(
         keys, "gradient_checkpointing", of_arguments="gradient_checkpointing_kwargs"

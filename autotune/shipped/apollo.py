@@ -68,8 +68,11 @@ class Apollo(MatricesApart):
         update = gradient * factor
         norm = update.norm()
         if "norm" in state:
-            growth = norm / (state["norm"] + SMALLEST_NORM)
+            before = state["norm"]
+            growth = norm / (before + SMALLEST_NORM)
             limiter = growth.clamp(min=LARGEST_GROWTH) / LARGEST_GROWTH
+            # After a gradient of zeros, as of the first matrix of a new adapter, any growth is one.
+            limiter = torch.where(before > 0, limiter, torch.ones_like(limiter))
             update.div_(limiter)
             state["norm"].copy_(norm / limiter)
         else:

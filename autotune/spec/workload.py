@@ -137,6 +137,13 @@ _MODULES = replace(
 _RATES = pairs(LEARNING_RATE_NAMES, example="adamw=3e-4", metavar="[ADAPTER/]OPTIMIZER=RATE")
 
 
+def end_of_path(name: str) -> str:
+    """Returns the regular expression of paths that end so, from a dot on, as peft has it."""
+    if not isinstance(name, str):
+        raise TypeError("it is no text")
+    return rf"(.*\.)?({name})$"
+
+
 def _by_layer(values: Any) -> Any:
     """Returns the values as whole numbers, which the command line has read as any numbers.
 
@@ -146,8 +153,8 @@ def _by_layer(values: Any) -> Any:
         return values
     for name, value in values.items():
         try:
-            re.compile(name)
-        except re.error as error:
+            re.compile(end_of_path(name))
+        except (re.error, TypeError) as error:
             raise InvalidInput(
                 f"{name!r} is no end of a layer's name: {error}",
                 hint="write a name such as q_proj, or a regular expression",

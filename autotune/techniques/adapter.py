@@ -52,7 +52,7 @@ from autotune.spec.config import (
     AdapterTargets,
     TrainingConfig,
 )
-from autotune.spec.workload import Workload
+from autotune.spec.workload import Workload, end_of_path
 from autotune.techniques import base_weights, precision
 
 _INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
@@ -288,12 +288,12 @@ def saved_modules(parts: ModelParts, names: Iterable[str]) -> dict[str, nn.Modul
 def check_patterns(parts: ModelParts, workload: Workload) -> None:
     """Raises InvalidInput where a rank or alpha by pattern is for no layer, or a rank too large.
 
-    It is peft's rule: a pattern is the end of a layer's path, from a dot on, that `re` matches.
+    Of those that are not adapted, too: other configurations of a search may adapt them.
     """
     layers = target_layers(parts, "all-linear")
     for what in ("rank", "alpha"):
         for pattern, value in getattr(workload, f"adapter_{what}_pattern").items():
-            found = [one for one in layers if re.match(rf"(.*\.)?({pattern})$", one[0])]
+            found = [one for one in layers if re.match(end_of_path(pattern), one[0])]
             if not found:
                 known = list(dict.fromkeys(path.rpartition(".")[2] for path, _ in layers))
                 raise InvalidInput(

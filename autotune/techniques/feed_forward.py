@@ -33,7 +33,25 @@ def why_not(parts: ModelParts) -> str | None:
     """Returns why the model's feed-forward parts cannot be computed in tiles; None if they can."""
     if parts.blocks_owner is None or not _feed_forwards(parts):
         return "no feed-forward part was found in the model's blocks"
+    for part in _feed_forwards(parts):
+        for layer in part.modules():
+            if not _is_of_each_token(layer):
+                return (
+                    f"{type(part).__name__} may compute a token from others: it has weights in "
+                    f"{type(layer).__name__}"
+                )
     return None
+
+
+_OF_EACH_TOKEN = ("linear", "norm", "expert", "router", "gate")
+"""Parts of the names of classes whose weights are for each token on its own."""
+
+
+def _is_of_each_token(layer: nn.Module) -> bool:
+    has_weights = any(True for _ in layer.parameters(recurse=False))
+    name = type(layer).__name__
+    is_known = name == "Conv1D" or any(word in name.lower() for word in _OF_EACH_TOKEN)
+    return is_known or not has_weights
 
 
 @torch.no_grad()
@@ -42,7 +60,13 @@ def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int) -> str | No
 
     That a part maps hidden states [batch, tokens, width] to the same is tried with a few tokens.
     """
-    part = _feed_forwards(parts)[0]
+    for part in {type(part): part for part in _feed_forwards(parts)}.values():
+        if reason := _why_nothing_is_saved(part, sequence_length=sequence_length):
+            return reason
+    return None
+
+
+def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int) -> str | None:
     matrix = next(parameter for parameter in part.parameters() if parameter.dim() == 2)
     is_linear = any(isinstance(layer, nn.Linear) for layer in part.modules())
     width = matrix.shape[1] if is_linear else matrix.shape[0]  # Conv1D of GPT-2 has inputs as rows

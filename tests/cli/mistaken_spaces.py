@@ -214,6 +214,7 @@ SPACES: dict[str, str | bytes] = {
     "workload.adapter_scaling": _workload('adapter_scaling = "root"'),
     "workload.adapter_init": _workload("adapter_init = true"),
     "workload.adapter_rank_pattern": _workload('adapter_rank_pattern = "q_proj=4"'),
+    "workload.adapter_rank_pattern/flags": _workload('adapter_rank_pattern = { "(?i)q" = 4 }'),
     "workload.adapter_alpha_pattern": _workload("adapter_alpha_pattern = { q_proj = -1 }"),
     "workload.modules_to_save": _workload('modules_to_save = ["lm head"]'),
     "workload.modules_to_save/number": _workload("modules_to_save = [3]"),

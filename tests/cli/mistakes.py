@@ -50,6 +50,7 @@ COMMAND_LINES = {
         --space finetune --adapter-alpha 0 | --space finetune --adapter-init eva
         --space finetune --adapter-rank-pattern q_proj
         --space finetune --adapter-rank-pattern '(=4'
+        --space finetune --adapter-rank-pattern '(?i)q=4'
         --space finetune --adapter-rank-pattern q_proj=1.5
         --space finetune --adapter-alpha-pattern q_proj=0
         --space finetune --modules-to-save a- | --modules-to-save-dtype base

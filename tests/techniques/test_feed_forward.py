@@ -128,6 +128,13 @@ def test_a_part_that_is_called_with_more_than_hidden_states_is_excluded():
     assert "not a function of hidden states" in reasons(bloom)
 
 
+def test_a_mixer_of_tokens_is_no_feed_forward_part():
+    mamba = of_transformers("mamba2", num_heads=4, head_dim=16, state_size=16, n_groups=1)
+    assert reasons(mamba) == (
+        "Mamba2Mixer may compute a token from others: it has weights in Mamba2Mixer"
+    )
+
+
 def test_a_sequence_that_is_one_tile_is_excluded_with_both_numbers():
     reason = reasons({"model": "gpt", "width": 128}, sequence_length=128)
     assert reason == ("a tile has as many tokens as the model is wide, 128, and sequences have 128")

@@ -195,3 +195,18 @@ def test_a_projection_is_drawn_anew_after_200_steps():
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     assert first.std().item() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["apollo", "apollo-mini"])
+def test_a_matrix_whose_first_gradient_is_zero_is_trained_from_the_second_on(name):
+    moved = []
+    for first in (0.0, 1.0):
+        weight, start = weights(64, 96)
+        optimizer = Apollo(as_matrices(weight, name), lr=RATE)
+        generator = torch.Generator().manual_seed(2)
+        for step in range(20):
+            weight.grad = torch.randn(weight.shape, generator=generator)
+            weight.grad *= first if step == 0 else 1.0
+            optimizer.step()
+        moved.append((weight - start).norm().item())
+    assert moved[0] > 0.5 * moved[1]
