@@ -67,7 +67,7 @@ class DeviceGroup(Schema):
     number: Number = 1
     """How many devices a search has for itself."""
     slots: Number = 1
-    """How many trials may run at once where each has one device."""
+    """How many trials may run at once on CPUs, else how many devices a search may ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,10 @@ class Waiting:
     """The type of device, or a part of its name, that it needs; empty: any."""
     model: str = ""
     """The name of the device that its study was begun on; empty: it has not begun."""
+    devices: int = 1
+    """How many it needs."""
     slots: int = 1
-    """How many trials it runs at once."""
+    """How many trials it runs at once, which share devices with `trials_per_device`."""
     is_begun: bool
     """Whether an earlier process has begun it."""
     not_before: float
@@ -104,13 +106,17 @@ class Waiting:
 
     def fits(self, group: DeviceGroup) -> bool:
         """Whether it can run on the devices of a group."""
-        if self.group not in ("", group.name) or self.slots > group.slots:
+        if self.group not in ("", group.name) or self._needs(group) > group.slots:
             return False
         if self.model:
             # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
             return self.model.startswith(group.kind)
         kind = self.kind.casefold()
         return group.type in ("", kind) or kind in group.kind.casefold()
+
+    def _needs(self, group: DeviceGroup) -> int:
+        """Returns how many slots of a group it needs: several trials on one GPU share it."""
+        return self.slots if group.type == "cpu" else self.devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +224,14 @@ class Queue:
         groups = self.rules.groups
         if search.group and all(group.name != search.group for group in groups):
             return f"a worker with a group of devices {search.group}"
+        smallest = replace(search, group="", slots=1, devices=1)
+        of_kind = [group for group in groups if smallest.fits(group)]
         kind = search.model or search.kind
-        if kind and not any(replace(search, group="", slots=1).fits(group) for group in groups):
+        if kind and not of_kind:
             return f"a worker with {kind}"
-        return f"a worker with {search.slots} devices" if search.slots > 1 else "a worker"
+        on_cpus = all(group.type == "cpu" for group in of_kind)
+        number = search.slots if on_cpus else search.devices
+        return f"a worker with {number} devices" if number > 1 else "a worker"
 
     # -- the simulation ----------------------------------------------------------------------------
 

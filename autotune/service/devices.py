@@ -14,11 +14,11 @@ from autotune.analysis.queue_order import DeviceGroup
 from autotune.errors import TrialLost
 from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes, visible_devices
 from autotune.service.processes import find_process, machine_of, this_host
-from autotune.service.settings import WorkerSettings, slots_of
+from autotune.service.settings import WorkerSettings
 from autotune.shipped.device_name import cpu_name
 from autotune.spec.queued_search import QueuedSearch
 from autotune.spec.schema import Schema
-from autotune.study.running.devices import parse_devices
+from autotune.study.running.devices import MOST_DEVICES, parse_devices
 
 _OTHER_GPUS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd")
 """What GPUs have that NVML does not report."""
@@ -61,7 +61,6 @@ def groups_of(settings: WorkerSettings) -> tuple[DeviceGroup, ...]:
             machine=this_host(),
             name=name,
             devices=devices,
-            slots=slots_of(devices),
             **_kind_and_number(devices, is_elsewhere=settings.ray is not None),
         )
         for name, devices in settings.device_groups.items()
@@ -69,22 +68,34 @@ def groups_of(settings: WorkerSettings) -> tuple[DeviceGroup, ...]:
 
 
 def _kind_and_number(devices: str | None, *, is_elsewhere: bool) -> dict[str, Any]:
-    """Returns type, kind and number of the devices of a group, as far as they are known."""
+    """Returns type, kind, number and slots of the devices of a group, as far as they are known.
+
+    A machine has as many slots for trials on its CPU as it has cores; a GPU is one. Where it is not
+    known how many devices there are, a search may ask for any number.
+    """
     wanted = 1 if devices is None else parse_devices(devices)
     present = visible_devices()
     number = len(wanted) if isinstance(wanted, tuple) else wanted or max(1, len(present))
+    is_said = wanted is not None if devices is not None else not is_elsewhere
+    unknown = {"number": number, "slots": number if is_said else MOST_DEVICES}
     if is_elsewhere:
-        return {"number": number}
+        return unknown
     hides_all = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     has_gpu = bool(present) or (not hides_all and any(map(os.path.exists, _OTHER_GPUS)))
     if wanted == ("cpu",) or not has_gpu:
-        return {"type": "cpu", "kind": cpu_name(), "number": number}
+        slots = 1 if isinstance(wanted, tuple) else max(number, os.cpu_count() or 1)
+        return {"type": "cpu", "kind": cpu_name(), "number": number, "slots": slots}
     first = 0
     if isinstance(wanted, tuple):
         first = int(wanted[0].partition(":")[2])
     if first >= len(present):
-        return {"number": number}
-    return {"type": "cuda", "kind": name_of(present[first]), "number": number}
+        return unknown
+    return {
+        "type": "cuda",
+        "kind": name_of(present[first]),
+        "number": number,
+        "slots": number,
+    }
 
 
 def devices_in_use(running: Sequence[QueuedSearch]) -> list[Device]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import ipaddress
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -417,8 +416,7 @@ class ServerSettings(WorkerSettings, SubmissionRules):
         """Returns what is accepted and decided for a search on a group of this machine."""
         devices = self.device_groups.get(group, self.devices)
         decided = {field.name: getattr(self, field.name) for field in fields(SubmissionRules)}
-        decided |= {"devices": devices, "most_devices": self.most_devices or slots_of(devices)}
-        return SubmissionRules(**decided)
+        return SubmissionRules(**decided | {"devices": devices})
 
     @property
     def has_tls(self) -> bool:
@@ -448,14 +446,3 @@ _LIMITS = (
     *("most_trials", "most_seconds", "most_devices"),
     *("most_running_of_person", "most_device_hours_of_person"),
 )
-
-
-def slots_of(devices: str | None) -> int:
-    """Returns how many trials may run at once on devices of which no number is given.
-
-    A machine has as many slots for trials on its CPU as it has cores.
-    """
-    wanted = 1 if devices is None else parse_devices(devices)
-    if isinstance(wanted, tuple):
-        return len(wanted)
-    return max(wanted or 1, os.cpu_count() or 1)

@@ -64,16 +64,17 @@ class ServiceState:
     def rules(self, group: object) -> SubmissionRules:
         """Returns what is accepted for a search of a group, by its name; else for any group.
 
-        It may ask for as much as the largest of them has.
+        It may ask for as much as the largest of them has, of GPUs before CPUs. One that asks for
+        more GPUs than there are waits for a worker with them.
         """
         known = (*self.worker.groups, *self.searches.groups())
         of_name = [each for each in known if group in (None, "", each.name)]
-        largest = max(of_name, key=lambda each: each.slots, default=None)
-        most = self.settings.most_devices
+        largest = max(of_name, key=lambda each: (each.type != "cpu", each.slots), default=None)
+        is_cpu = largest is not None and largest.type == "cpu"
         return dataclasses.replace(
             self.settings.rules(),
             devices=None if largest is None else largest.devices,
-            most_devices=most or (None if largest is None else largest.slots),
+            most_devices=self.settings.most_devices or (largest.slots if is_cpu else None),
         )
 
     def dry_run_order(self, settings: Mapping[str, Any]) -> dict[str, Any]:

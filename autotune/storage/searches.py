@@ -722,6 +722,7 @@ def _waiting(search: QueuedSearch, models: Mapping[str, str]) -> Waiting:
         group=search.group,
         kind=kind if isinstance(kind, str) else "",
         model=models.get(search.study, ""),
+        devices=_number(search.request, "devices"),
         slots=_slots(search.request),
         is_begun=search.run > 0,
         not_before=search.not_before,
@@ -731,9 +732,13 @@ def _waiting(search: QueuedSearch, models: Mapping[str, str]) -> Waiting:
 
 def _slots(request: Mapping[str, Any]) -> int:
     """Returns how many trials a search asks to run at once; 1 where it does not say."""
-    devices, on_each = request.get("devices"), request.get("trials_per_device", 1)
-    number = int(str(devices)) if re.fullmatch(r"[0-9]{1,4}", str(devices)) else 1
-    return number * (on_each if isinstance(on_each, int) else 1)
+    return _number(request, "devices") * _number(request, "trials_per_device")
+
+
+def _number(request: Mapping[str, Any], name: str) -> int:
+    """Returns a number that a search asks for; 1 where it does not say."""
+    number = str(request.get(name))
+    return int(number) if re.fullmatch(r"[0-9]{1,4}", number) else 1
 
 
 def _running(search: QueuedSearch) -> Running:

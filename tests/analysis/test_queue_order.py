@@ -1,5 +1,7 @@
 """Limits of a person and estimates of the queue, without a database."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.analysis.queue_order import (
@@ -120,3 +122,20 @@ def test_a_thousand_searches_are_placed():
 def test_a_limit_needs_hours_and_a_time(text):
     with pytest.raises((InvalidInput, InvalidSize)):
         DeviceHours.parse(text)
+
+
+def test_trials_that_share_a_gpu_need_one():
+    search = replace(waiting(1), devices=1, slots=2)
+    assert search.fits(DeviceGroup(type="cuda", slots=1))
+    assert not search.fits(DeviceGroup(type="cpu", slots=1))
+
+
+def test_a_search_of_several_gpus_waits_for_a_worker_with_them():
+    search = replace(waiting(1), devices=4, slots=4)
+    queue = Queue(
+        QueueRules(groups=(DeviceGroup(type="cuda", kind="NVIDIA H200"),)),
+        now=NOW,
+        waiting=[search],
+    )
+    assert queue.next_for(queue.rules.groups[0]) is None
+    assert queue.reason_to_wait(search) == "a worker with 4 devices, and none is there"

@@ -1,0 +1,58 @@
+"""The groups of devices that a worker offers to the queue, without a database."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.analysis.queue_order import DeviceGroup
+from autotune.service import devices
+from autotune.service.devices import groups_of
+from autotune.service.settings import ServerSettings
+from autotune.service.state import ServiceState
+from autotune.study.running.devices import MOST_DEVICES
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(devices, "visible_devices", lambda: ["a", "b"])
+    monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots"),
+    [
+        ({}, 1),
+        ({"devices": "2"}, 2),
+        ({"devices": "all"}, 2),
+        ({"devices": "cuda:1"}, 1),
+        ({"devices": "cpu"}, 1),
+        ({"ray": "auto", "devices": "4"}, 4),
+        ({"ray": "auto"}, MOST_DEVICES),
+    ],
+    ids=str,
+)
+def test_gpus_are_as_many_slots_as_there_are(two_gpus, settings, slots):
+    (group,) = groups_of(ServerSettings(**settings))
+    assert group.slots == slots
+
+
+def test_a_cpu_has_as_many_slots_as_cores(monkeypatch):
+    monkeypatch.setattr(devices, "visible_devices", list)
+    monkeypatch.setattr(devices, "_OTHER_GPUS", ())
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    (group,) = groups_of(ServerSettings())
+    assert (group.type, group.slots) == ("cpu", 64)
+
+
+def test_a_submission_may_ask_for_what_the_largest_group_of_gpus_has():
+    cpu = DeviceGroup(name="cpu", type="cpu", devices="cpu", slots=64)
+    gpus = DeviceGroup(name="gpus", type="cuda", devices="cuda:0,cuda:1", slots=2)
+    state = SimpleNamespace(
+        settings=ServerSettings(),
+        worker=SimpleNamespace(groups=[cpu]),
+        searches=SimpleNamespace(groups=lambda: [gpus]),
+    )
+    assert ServiceState.rules(state, None).devices == "cuda:0,cuda:1"
+    assert ServiceState.rules(state, "cpu").most_devices == 64
