@@ -68,6 +68,8 @@ class DeviceGroup(Schema):
     """How many devices a search has for itself."""
     slots: Number = 1
     """How many trials may run at once on CPUs, else how many devices a search may ask for."""
+    is_cluster: bool = False
+    """Whether it is a Ray cluster, whose trials may use several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ class Waiting:
     """The name of the device that its study was begun on; empty: it has not begun."""
     devices: int = 1
     """How many it needs."""
+    nodes: int = 1
+    """How many a trial of it uses together."""
     slots: int = 1
     """How many trials it runs at once, which share devices with `trials_per_device`."""
     is_begun: bool
@@ -107,6 +111,8 @@ class Waiting:
     def fits(self, group: DeviceGroup) -> bool:
         """Whether it can run on the devices of a group."""
         if self.group not in ("", group.name) or self._needs(group) > group.slots:
+            return False
+        if self.nodes > 1 and not group.is_cluster:
             return False
         if self.model:
             # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
@@ -224,11 +230,13 @@ class Queue:
         groups = self.rules.groups
         if search.group and all(group.name != search.group for group in groups):
             return f"a worker with a group of devices {search.group}"
-        smallest = replace(search, group="", slots=1, devices=1)
+        smallest = replace(search, group="", slots=1, devices=1, nodes=1)
         of_kind = [group for group in groups if smallest.fits(group)]
         kind = search.model or search.kind
         if kind and not of_kind:
             return f"a worker with {kind}"
+        if search.nodes > 1 and not any(group.is_cluster for group in of_kind):
+            return "a worker with a Ray cluster"
         on_cpus = all(group.type == "cpu" for group in of_kind)
         number = search.slots if on_cpus else search.devices
         return f"a worker with {number} devices" if number > 1 else "a worker"

@@ -61,6 +61,7 @@ def groups_of(settings: WorkerSettings) -> tuple[DeviceGroup, ...]:
             machine=this_host(),
             name=name,
             devices=devices,
+            is_cluster=settings.ray is not None,
             **_kind_and_number(devices, is_elsewhere=settings.ray is not None),
         )
         for name, devices in settings.device_groups.items()

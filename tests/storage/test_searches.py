@@ -252,6 +252,20 @@ def test_a_search_of_more_devices_than_a_group_has_waits_for_a_larger_one(queue,
     assert claim(queue, slots=4).id == search.id
 
 
+def test_a_search_whose_trials_use_several_gpus_needs_a_group_with_them(queue):
+    search = submit(queue, request={"devices_per_trial": 4})
+    assert claim(queue, type="cuda", slots=2) is None
+    assert claim(queue, type="cuda", slots=4).id == search.id
+
+
+def test_a_search_whose_trials_use_several_nodes_waits_for_a_cluster(queue, database):
+    present(database, DeviceGroup(machine="here", slots=8))
+    search = submit(queue, request={"devices_per_trial": 4, "nodes_per_trial": 2})
+    assert claim(queue, slots=8) is None
+    assert queue.places()[search.id].waits_for == "a worker with a Ray cluster, and none is there"
+    assert claim(queue, slots=8, is_cluster=True).id == search.id
+
+
 def test_the_groups_of_all_workers_are_told_once(queue, database):
     here, there = DeviceGroup(machine="here"), DeviceGroup(machine="there", kind="NVIDIA H200")
     present(database, here, digest="a")
