@@ -33,14 +33,20 @@ def this_host() -> str:
     """Returns the name of this machine, by which processes of others are told apart.
 
     After a start of the machine it has another name: no process of before is left. A job of Slurm
-    counts as a machine of its own: its devices are not those of another job on the same node.
+    counts as a machine of its own: its devices are not those of another job on the same node. So
+    does a container with its own namespace of pids, in which those of others mean nothing.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = ""  # not Linux
+    try:
+        namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
+    except OSError:
+        namespace = ""  # not Linux
     job = os.environ.get("SLURM_JOB_ID", "")
-    return " ".join(filter(None, (socket.gethostname()[:80], boot[:13], job[:20])))
+    parts = (socket.gethostname()[:80], boot[:13], job[:20], namespace[:20])
+    return " ".join(filter(None, parts))
 
 
 def machine_of(host: str) -> str:

@@ -1,5 +1,6 @@
 """The server ends only what it could have started, whatever pid the database has."""
 
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from autotune.service.processes import (
     _start_of,
     find_process,
     kill_process,
+    machine_of,
     stop_process,
     this_host,
 )
@@ -46,3 +48,21 @@ def test_a_search_is_ended():
         start = _start_of(psutil.Process(process.pid))
         kill_process(SearchProcess(host=this_host(), pid=process.pid, started_at=start))
         assert process.wait(timeout=30) != 0
+
+
+def test_another_namespace_of_pids_is_another_machine(monkeypatch):
+    """Two containers may have the name and the boot of one host."""
+    hosts = set()
+    for namespace in ("pid:[4026531836]", "pid:[4026532501]"):
+        monkeypatch.setattr(os, "readlink", lambda path, namespace=namespace: namespace)
+        hosts.add(this_host.__wrapped__())
+    assert len(hosts) == 2
+    assert len(set(map(machine_of, hosts))) == 1
+
+
+def test_a_machine_without_namespaces_has_a_name(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "readlink", missing)
+    assert this_host.__wrapped__()
