@@ -116,7 +116,8 @@ class Waiting:
             return False
         if self.model:
             # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
-            return self.model.startswith(group.kind)
+            wholes = tuple(group.kind + separator for separator in (" MIG ", ", ") if group.kind)
+            return not group.kind or self.model == group.kind or self.model.startswith(wholes)
         kind = self.kind.casefold()
         return group.type in ("", kind) or kind in group.kind.casefold()
 

@@ -139,3 +139,17 @@ def test_a_search_of_several_gpus_waits_for_a_worker_with_them():
     )
     assert queue.next_for(queue.rules.groups[0]) is None
     assert queue.reason_to_wait(search) == "a worker with 4 devices, and none is there"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "fits"),
+    [
+        ("NVIDIA H200", "NVIDIA H200", True),
+        ("NVIDIA H200 NVL", "NVIDIA H200", False),
+        ("NVIDIA H200", "NVIDIA H200 NVL", False),
+        ("NVIDIA H200 MIG 1g.18gb", "NVIDIA H200", True),
+        ("AMD EPYC, 8 threads", "AMD EPYC", True),
+    ],
+)
+def test_a_study_goes_on_with_devices_of_the_whole_name_of_its_model(model, kind, fits):
+    assert replace(waiting(1), model=model).fits(DeviceGroup(type="cuda", kind=kind)) == fits
