@@ -109,17 +109,21 @@ class Waiting:
     """How long it runs; None: unknown."""
 
     def fits(self, group: DeviceGroup) -> bool:
-        """Whether it can run on the devices of a group."""
+        """Whether it can run on the devices of a group, as far as their kind is known.
+
+        A study may have begun on devices of a kind that is not known, and goes on there.
+        """
         if self.group not in ("", group.name) or self._needs(group) > group.slots:
             return False
         if self.nodes > 1 and not group.is_cluster:
             return False
         if self.model:
             # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
-            wholes = tuple(group.kind + separator for separator in (" MIG ", ", ") if group.kind)
-            return not group.kind or self.model == group.kind or self.model.startswith(wholes)
+            wholes = tuple(group.kind + separator for separator in (" MIG ", ", "))
+            is_same = self.model == group.kind or self.model.startswith(wholes)
+            return is_same or not group.kind
         kind = self.kind.casefold()
-        return group.type in ("", kind) or kind in group.kind.casefold()
+        return not kind or kind == group.type or kind in group.kind.casefold()
 
     def _needs(self, group: DeviceGroup) -> int:
         """Returns how many slots of a group it needs: several trials on one GPU share it."""
@@ -198,7 +202,7 @@ class Queue:
             if self._has_most_running(line[2]) or self._is_out_of_hours(line[2]):
                 continue
             for turn, search in self._turns(line):
-                if search.fits(group) and search.not_before <= self.now:
+                if self._fits(search, group) and search.not_before <= self.now:
                     if first is None or turn < first[0]:
                         first = turn, search
                     break
@@ -206,7 +210,7 @@ class Queue:
 
     def reason_to_wait(self, search: Waiting) -> str:
         """Returns what a search waits for, as the end of a sentence."""
-        groups = [group for group in self.rules.groups if search.fits(group)]
+        groups = [group for group in self.rules.groups if self._fits(search, group)]
         if not groups:
             return f"{self._missing_worker(search)}, and none is there"
         person, rules = search.person, self.rules
@@ -225,6 +229,17 @@ class Queue:
             return "its next start after a loss"
         names = {group.name for group in groups}
         return "a group of devices" if len(names) > 1 else f"the group {names.pop()}"
+
+    def _fits(self, search: Waiting, group: DeviceGroup) -> bool:
+        """Whether a search can run on a group, which of an unknown kind is the last resort.
+
+        A study that has begun goes on there only while no group is known to have its model.
+        """
+        if not search.fits(group):
+            return False
+        if not search.model or group.kind:
+            return True
+        return not any(each.kind and search.fits(each) for each in self.rules.groups)
 
     def _missing_worker(self, search: Waiting) -> str:
         """Returns what a worker needs to have to run a search that no present one can run."""

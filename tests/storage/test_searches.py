@@ -218,11 +218,13 @@ H100 = {"type": "cuda", "kind": "NVIDIA H100 80GB HBM3"}
         ("cpu", H100, False),
         ("A100", H100, False),
         ("cpu", {"type": "cpu", "kind": "AMD EPYC"}, True),
-        ("H100", {}, True),
+        ("H100", {}, False),
+        ("cuda", {}, False),
+        ("", {}, True),
     ],
 )
 def test_a_search_runs_on_the_kind_of_device_that_it_names(queue, kind, group, is_taken):
-    """A group of which no kind is known, such as a cluster's, takes every search."""
+    """A group of which no kind is known, such as a cluster's, takes those that name none."""
     search = submit(queue, request={"kind": kind})
     claimed = claim(queue, **group)
     assert (claimed is not None and claimed.id == search.id) == is_taken
@@ -242,6 +244,17 @@ def test_a_study_goes_on_where_devices_are_of_its_model(queue, store_url):
     search = submit(queue, study="begun", submitted_by="owner")
     assert claim(queue, type="cpu", kind="another CPU") is None
     assert claim(queue, type="cpu", kind="a CPU").id == search.id
+
+
+def test_a_study_goes_on_where_no_kind_is_known_if_nobody_has_its_model(queue, database, store_url):
+    with open_store(store_url) as store:
+        store.create_study(definition("begun"), trials_wanted=3)  # on `a CPU`
+    search = submit(queue, study="begun", submitted_by="owner")
+    cluster = DeviceGroup(machine="here", name="cluster")
+    present(database, cluster, DeviceGroup(machine="here", type="cpu", kind="a CPU"))
+    assert claim(queue, "cluster") is None
+    present(database, cluster, DeviceGroup(machine="here", type="cpu", kind="another CPU"))
+    assert claim(queue, "cluster").id == search.id
 
 
 def test_a_search_of_more_devices_than_a_group_has_waits_for_a_larger_one(queue, database):
