@@ -125,6 +125,7 @@ class Worker(Rounds):
                     self._begin_on(group)
 
     def _begin_on(self, group: DeviceGroup) -> None:
+        rules = self._rules(group)  # may fail, and a search that is claimed has to be started
         search = self._searches.claim_next(group, version=__version__)
         if search is None:
             return
@@ -132,7 +133,7 @@ class Worker(Rounds):
             "storage": self._settings.storage,
             "search": search.id,
             "run": search.run,
-            "rules": self._rules(group),
+            "rules": rules,
             "folder": str(self._files_of(search)),
         }
         try:

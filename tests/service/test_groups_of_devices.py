@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.analysis.queue_order import DeviceGroup
+from autotune.errors import StorageUnavailable
 from autotune.service import devices
 from autotune.service.devices import groups_of
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
+from autotune.service.worker import Worker
 from autotune.study.running.devices import MOST_DEVICES
 
 
@@ -56,3 +58,28 @@ def test_a_submission_may_ask_for_what_the_largest_group_of_gpus_has():
     )
     assert ServiceState.rules(state, None).devices == "cuda:0,cuda:1"
     assert ServiceState.rules(state, "cpu").most_devices == 64
+
+
+def test_a_search_is_not_claimed_where_the_database_fails_before_it_could_start(tmp_path):
+    claimed = []
+
+    def lead():
+        raise StorageUnavailable("the database is away", hint="wait")
+
+    searches = SimpleNamespace(
+        find=lambda **asked: ((), 0),
+        counts=lambda: {"queued": 1},
+        claim_next=lambda group, version: claimed.append(group),
+        lead=lead,
+    )
+    worker = Worker(
+        searches,
+        SimpleNamespace(),
+        ServerSettings(),
+        groups=[DeviceGroup()],
+        log_folder=tmp_path,
+        retention=SimpleNamespace(apply=lambda active: None),
+    )
+    with pytest.raises(StorageUnavailable):
+        worker._round()
+    assert claimed == []
