@@ -93,7 +93,7 @@ class Waiting:
     group: str
     """Empty: any."""
     kind: str = ""
-    """The type of device, or a part of its name, that it needs; empty: any."""
+    """The type of device, or words of its name, that it needs; empty: any."""
     model: str = ""
     """The name of the device that its study was begun on; empty: it has not begun."""
     devices: int = 1
@@ -122,12 +122,18 @@ class Waiting:
             wholes = tuple(group.kind + separator for separator in (" MIG ", ", "))
             is_same = self.model == group.kind or self.model.startswith(wholes)
             return is_same or not group.kind
-        kind = self.kind.casefold()
-        return not kind or kind == group.type or kind in group.kind.casefold()
+        if not self.kind or self.kind.casefold() == group.type:
+            return True
+        return f" {_words(self.kind)} " in f" {_words(group.kind)} "
 
     def _needs(self, group: DeviceGroup) -> int:
         """Returns how many slots of a group it needs: several trials on one GPU share it."""
         return self.slots if group.type == "cpu" else self.devices
+
+
+def _words(name: str) -> str:
+    """Returns the words of a device's name, which have letters, digits and dots."""
+    return " ".join(re.findall(r"[\w.]+", name.casefold()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -720,7 +720,7 @@ def _waiting(search: QueuedSearch, models: Mapping[str, str]) -> Waiting:
         person=search.submitted_by,
         priority=search.priority,
         group=search.group,
-        kind=kind if isinstance(kind, str) else "",
+        kind=kind.strip() if isinstance(kind, str) else "",
         model=models.get(search.study, ""),
         devices=max(_number(search.request, name) for name in ("devices", "devices_per_trial")),
         nodes=_number(search.request, "nodes_per_trial"),

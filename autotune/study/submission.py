@@ -15,11 +15,12 @@ _LONGEST_KIND = 100
 def _read_kind(given: Any) -> Any:
     if not isinstance(given, str):
         return given
-    if not given.strip() or not given.isprintable() or len(given) > _LONGEST_KIND:
+    is_named = any(map(str.isalnum, given))
+    if not is_named or not given.isprintable() or len(given) > _LONGEST_KIND:
         raise InvalidInput(
-            f"{given!r:.120}", hint="give cpu, cuda, or a part of a card's name, such as H100"
+            f"{given!r:.120}", hint="give cpu, cuda, or words of a card's name, such as H100"
         )
-    return given
+    return given.strip()
 
 
 _KIND = Format(wanted="a kind of device", read=_read_kind)
@@ -58,7 +59,7 @@ class Submission(SearchRequest):
     )
     kind: Annotated[str, _KIND] | None = setting(
         None,
-        "Kind of device to run on: cpu, cuda, or a part of a card's name, such as H100. A study "
+        "Kind of device to run on: cpu, cuda, or words of a card's name, such as H100. A study "
         "that has begun goes on where its devices are. [default: any]",
         group=EVERYDAY,
         metavar="KIND",

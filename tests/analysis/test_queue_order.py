@@ -153,3 +153,21 @@ def test_a_search_of_several_gpus_waits_for_a_worker_with_them():
 )
 def test_a_study_goes_on_with_devices_of_the_whole_name_of_its_model(model, kind, fits):
     assert replace(waiting(1), model=model).fits(DeviceGroup(type="cuda", kind=kind)) == fits
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fits"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("nvidia h100", "NVIDIA H100 80GB HBM3", True),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-SXM4", "NVIDIA A100-SXM4-80GB", True),
+        ("Xeon", "Intel(R) Xeon(R) Platinum 8480C", True),
+        ("cuda", "NVIDIA A10", True),
+        ("cpu", "NVIDIA A10", False),
+        ("NVIDIA H100", "NVIDIA A10", False),
+    ],
+)
+def test_a_kind_is_whole_words_of_a_name(kind, name, fits):
+    assert replace(waiting(1), kind=kind).fits(DeviceGroup(type="cuda", kind=name)) == fits

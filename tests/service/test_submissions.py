@@ -76,6 +76,10 @@ def test_code_is_accepted_from_the_folder_that_was_allowed(folders):
     assert checked.request.workload["model"] == f"{folders / 'code' / 'model.py'}:build"
 
 
+def test_spaces_around_a_kind_do_not_count(folders):
+    assert check(folders, {"kind": " H100 "}).request.kind == "H100"
+
+
 def test_preferences_limits_and_the_group_are_taken_over(folders):
     checked = check(
         folders,
@@ -291,6 +295,7 @@ INVALID = [
     {"priority": "high"},
     {"group": "tpus"},
     {"group": ["gpus"]},
+    {"kind": " - "},
     {"prefer": "the best"},
     {"prefer": 3},
     {"prefer": ["fastest"]},

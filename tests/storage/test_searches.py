@@ -215,6 +215,7 @@ H100 = {"type": "cuda", "kind": "NVIDIA H100 80GB HBM3"}
     [
         ("h100", H100, True),
         ("cuda", H100, True),
+        (" cuda ", H100, True),
         ("cpu", H100, False),
         ("A100", H100, False),
         ("cpu", {"type": "cpu", "kind": "AMD EPYC"}, True),
