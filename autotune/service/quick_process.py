@@ -65,9 +65,7 @@ def _kind(error: AutotuneError) -> str:
 def _dry_run(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     rules = SubmissionRules.of(order["rules"])
     with TemporaryDirectory() as folder:
-        checked = check_submission(
-            order["settings"], rules, groups=order["groups"], folder=Path(folder)
-        )
+        checked = check_submission(order["settings"], rules, folder=Path(folder))
         return plan(checked.request, space=checked.space).to_dict()
 
 

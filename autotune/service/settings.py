@@ -44,6 +44,12 @@ LONGEST_WAIT_SECONDS = 30.0
 """For a client, unless settings say otherwise."""
 
 
+def is_group_name(name: str) -> bool:
+    """Whether a group of devices can have this name."""
+    is_plain = re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) is not None
+    return is_plain and any(map(str.isalnum, name))
+
+
 def _read_groups(given: Any) -> Any:
     """Returns {name: devices} of texts such as `left=cuda:0,cuda:1`. Raises InvalidInput."""
     if not isinstance(given, list | tuple):
@@ -51,7 +57,7 @@ def _read_groups(given: Any) -> Any:
     groups: dict[str, str] = {}
     for text in given:
         name, _, of_group = text.partition("=")
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+        if not is_group_name(name):
             raise InvalidInput(
                 repr(text), hint="write --group left=cuda:0,cuda:1 --group right=cuda:2,cuda:3"
             )

@@ -56,11 +56,6 @@ class ServiceState:
             return "worker"
         return "leader" if self.leader.is_leading else "standby"
 
-    def group_names(self) -> list[str]:
-        """Returns the names of the groups of devices, here and of every worker that is there."""
-        names = (group.name for group in (*self.worker.groups, *self.searches.groups()))
-        return list(dict.fromkeys(names))
-
     def rules(self, group: object) -> SubmissionRules:
         """Returns what is accepted for a search of a group, by its name; else for any group.
 
@@ -82,7 +77,6 @@ class ServiceState:
         return {
             "settings": settings,
             "rules": asdict(self.rules(settings.get("group"))),
-            "groups": self.group_names(),
         }
 
     def free_disk_bytes(self) -> int:

@@ -32,7 +32,7 @@ from autotune.service.request_body import (
     check_values,
     open_settings,
 )
-from autotune.service.settings import SubmissionRules
+from autotune.service.settings import SubmissionRules, is_group_name
 from autotune.shipped.dataset_files import READERS
 from autotune.spec.checked import checked_beside
 from autotune.spec.full_disk import LEAST_FREE_BYTES
@@ -114,26 +114,25 @@ def check_submission(
     body: Mapping[str, Any],
     rules: SubmissionRules,
     *,
-    groups: Sequence[str],
     folder: Path,
     trials_before: int = 0,
 ) -> CheckedSubmission:
     """Returns the submission of a request's body.
 
-    `groups` are the names of the server's groups of devices, and `folder` an empty folder for the
-    file of a search space. `trials_before` of its trials were run by earlier searches. Raises
-    InvalidInput for what is wrong anywhere, and NotAllowed for what is right on a command line and
-    not accepted here.
+    `folder` is an empty folder for the file of a search space, and `trials_before` of its trials
+    were run by earlier searches. A group that is not there now may come later. Raises InvalidInput
+    for what is wrong anywhere, and NotAllowed for what is right on a command line and not accepted
+    here.
     """
     settings = {name: value for name, value in body.items() if value is not None}
     check_names(settings, Submission, accepted=ACCEPTED)
     check_values(settings)
     checked_beside(Submission, settings)
     group = settings.get("group", "")
-    if group not in ("", *groups):
+    if group and not is_group_name(group):
         raise InvalidInput(
             f"Invalid group: {group!r:.60}",
-            hint=f"use one of {', '.join(groups)}, or leave it out",
+            hint="use a name such as left, of letters, digits, - and _, or leave it out",
         )
     name = settings.get("name")
     if name is not None:

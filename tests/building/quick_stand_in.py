@@ -48,9 +48,7 @@ def main():
     try:
         if question == "dry-run":
             with TemporaryDirectory() as folder:
-                check_submission(
-                    order["settings"], rules, groups=order["groups"], folder=Path(folder)
-                )
+                check_submission(order["settings"], rules, folder=Path(folder))
         else:
             checked_workload(order["settings"].get("workload", {}), rules)
         answer = {"answer": planned(order["settings"])}

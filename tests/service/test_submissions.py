@@ -49,7 +49,7 @@ def rules_of(folders, **changes):
 def check(folders, body, **changes):
     folder = folders / "space"
     folder.mkdir(exist_ok=True)
-    return check_submission(body, rules_of(folders, **changes), groups=["gpus"], folder=folder)
+    return check_submission(body, rules_of(folders, **changes), folder=folder)
 
 
 # -- accepted --------------------------------------------------------------------------------------
@@ -74,6 +74,10 @@ def test_a_space_comes_as_text_under_its_name(folders):
 def test_code_is_accepted_from_the_folder_that_was_allowed(folders):
     checked = check(folders, {"model": "model.py:build"})
     assert checked.request.workload["model"] == f"{folders / 'code' / 'model.py'}:build"
+
+
+def test_a_group_may_come_later(folders):
+    assert check(folders, {"group": "night-2"}).group == "night-2"
 
 
 def test_spaces_around_a_kind_do_not_count(folders):
@@ -114,7 +118,7 @@ def test_trials_of_earlier_searches_do_not_count_for_the_limit(folders):
     folder = folders / "space"
     folder.mkdir()
     checked = check_submission(
-        {"trials": 6}, rules_of(folders, most_trials=4), groups=[], folder=folder, trials_before=4
+        {"trials": 6}, rules_of(folders, most_trials=4), folder=folder, trials_before=4
     )
     assert checked.request.trials == 6
 
@@ -293,7 +297,8 @@ INVALID = [
     {"model_config": {"a": "b" * 300_000}, "model": "x"},
     {"priority": 1000},
     {"priority": "high"},
-    {"group": "tpus"},
+    {"group": "two gpus"},
+    {"group": "g" * 5000},
     {"group": ["gpus"]},
     {"kind": " - "},
     {"prefer": "the best"},

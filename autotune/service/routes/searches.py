@@ -162,7 +162,6 @@ def _checked(
         checked = check_submission(
             body,
             service.rules(body.get("group")),
-            groups=service.group_names(),
             folder=Path(folder),
             trials_before=trials_before,
         )
