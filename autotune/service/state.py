@@ -65,11 +65,11 @@ class ServiceState:
         known = (*self.worker.groups, *self.searches.groups())
         of_name = [each for each in known if group in (None, "", each.name)]
         largest = max(of_name, key=lambda each: (each.type != "cpu", each.slots), default=None)
-        is_cpu = largest is not None and largest.type == "cpu"
+        slots = largest.slots if largest is not None and largest.type == "cpu" else None
         return dataclasses.replace(
             self.settings.rules(),
             devices=None if largest is None else largest.devices,
-            most_devices=self.settings.most_devices or (largest.slots if is_cpu else None),
+            most_devices=self.settings.most_devices or slots,
         )
 
     def dry_run_order(self, settings: Mapping[str, Any]) -> dict[str, Any]:
