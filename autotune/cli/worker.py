@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import sys
 from dataclasses import dataclass, fields
 from typing import Annotated
 
@@ -49,7 +48,7 @@ def worker(request: WorkerCommand) -> None:
     logging.getLogger("autotune.service.worker").setLevel(logging.INFO)
     number = run_server(settings, sockets, when_ready=lambda: _say_ready(settings))
     why = "stopped" if number else "ended, as its time is over"
-    print(f"The worker has {why}; the next one goes on with its searches.", file=sys.stderr)
+    print_line(f"The worker has {why}; the next one goes on with its searches.", to_stderr=True)
     if number:
         raise typer.Exit(128 + number)
 
