@@ -62,11 +62,18 @@ def _server_of(request: WorkerCommand) -> tuple[ServerSettings, list[socket.sock
         host = "0.0.0.0" if sqlite_file(request.storage) is None else DEFAULT_HOST
     sockets = list(listening_sockets(host, request.port))
     said = {field.name: getattr(request, field.name) for field in fields(WorkerSettings)}
-    gpus = range(len(visible_devices()))
-    if not request.groups and request.devices is None and request.ray is None and len(gpus) > 1:
-        said["groups"] = {f"gpu-{index}": f"cuda:{index}" for index in gpus}
+    if not request.groups and request.devices is None and request.ray is None:
+        said["groups"] = _groups_of_gpus()
     port = sockets[0].getsockname()[1]
     return ServerSettings(**said, host=host, port=port, is_worker=True), sockets
+
+
+def _groups_of_gpus() -> dict[str, str]:
+    """Returns {name: device} with a group for each GPU that this process sees; {} without GPUs.
+
+    Its name is the UUID of the GPU, so that two workers of one machine share those that both see.
+    """
+    return {gpu.uuid: f"cuda:{index}" for index, gpu in enumerate(visible_devices())}
 
 
 def _say_ready(settings: ServerSettings) -> None:

@@ -1,6 +1,7 @@
 """Runs the app of a server with uvicorn until a signal ends it."""
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -101,6 +102,8 @@ def run_server(
     starting, such as InvalidInput and StorageUnavailable.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
+    # Searches number GPUs as NVML does, which CUDA by itself orders by their speed.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     app = create_app(settings, search_module=search_module)
     errors = _errors_of_lifespan(app)
     config = uvicorn.Config(
