@@ -11,9 +11,8 @@ from autotune.analysis.roofline import matrix_format, matrix_rate, model_flops_u
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import (
-    DEPENDENT_FIELDS,
     FIELD_ORDER,
-    OF_SEVERAL_DEVICES,
+    TECHNIQUES,
     TrainingConfig,
 )
 from autotune.spec.prediction import Prediction, Resource
@@ -394,20 +393,13 @@ def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     lines += [
         f"{field.replace('_', ' ')}: {value}"
         for field, value in record.config.to_dict().items()
-        if field not in _SELDOM_USED or value != getattr(plain, field)
+        if not TECHNIQUES[field].is_added_later or value != getattr(plain, field)
     ]
     lines += _measured(record)
     saved = savings(record, baseline)
     if saved:
         lines.append(style.wrapped(saved, width=_LINE))
     return "<br>".join(lines)
-
-
-_SELDOM_USED = (
-    *OF_SEVERAL_DEVICES,
-    *("offload", "engine", "kernels", "feed_forward"),
-    *DEPENDENT_FIELDS["adapter"],
-)
 
 
 def short_hover(record: TrialRecord) -> str:

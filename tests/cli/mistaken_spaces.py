@@ -1,5 +1,7 @@
 """Search-space files that must be rejected, by the key they are wrong in."""
 
+from autotune.spec.config import TECHNIQUES
+
 _CONFIGURATION = '[[configurations]]\nname = "a"\n'
 _REFERENCE = 'source = "s"\nmeasured_on = "m"\ncontrol = "a"\n'
 _ROWS = "[reference.rows]\n"
@@ -58,44 +60,29 @@ SPACES: dict[str, str | bytes] = {
     "techniques/none": "[techniques]\n",
     "techniques/text": 'techniques = "all"',
     "techniques/unknown": _technique('precison = ["fp32"]'),
-    "techniques.precision": _technique('precision = "fp32"'),
-    "techniques.precision/unknown": _technique('precision = ["fp64"]'),
+    **{f"techniques.{name}": _technique(f'{name} = ["nonesuch"]') for name in TECHNIQUES},
+    "techniques.precision/text": _technique('precision = "fp32"'),
+    "techniques.precision/of scripts": _technique('precision = ["fp64"]'),
     "techniques.precision/none": _technique("precision = []"),
     "techniques.precision/twice": _technique('precision = ["fp32", "fp32"]'),
     "techniques.precision/number": _technique("precision = [32]"),
     "techniques.precision/nested": _technique('precision = [["fp32"]]'),
     "techniques.precision/range": _technique("precision = { from = 1, to = 2, step = 1 }"),
     "techniques.precision/day": _technique("precision = [2024-01-01]"),
-    "techniques.optimizer": _technique('optimizer = ["adam"]'),
-    "techniques.checkpointing": _technique("checkpointing = [true]"),
-    "techniques.compile": _technique("compile = true"),
-    "techniques.optimizer_fusion": _technique('optimizer_fusion = ["fused"]'),
-    "techniques.allocator": _technique('allocator = [""]'),
-    "techniques.attention": _technique('attention = ["auto", "fast"]'),
-    "techniques.loss": _technique("loss = [1.0]"),
-    "techniques.kernels": _technique('kernels = ["triton"]'),
-    "techniques.activation_offload": _technique('activation_offload = ["disk"]'),
-    "techniques.adapter": _technique('adapter = ["prompt"]'),
-    "techniques.adapter_rank": _technique("adapter_rank = [0]"),
+    "techniques.checkpointing/bool": _technique("checkpointing = [true]"),
+    "techniques.attention/second": _technique('attention = ["auto", "fast"]'),
+    "techniques.adapter_rank/zero": _technique("adapter_rank = [0]"),
     "techniques.adapter_rank/half": _technique("adapter_rank = [1.5]"),
     "techniques.adapter_rank/range": _technique(
         'adapter = ["lora"]\nadapter_rank = { from = 1, to = 2, step = 0.5 }'
     ),
-    "techniques.adapter_targets": _technique('adapter_targets = ["mlp"]'),
-    "techniques.adapter_kernels": _technique('adapter_kernels = ["triton"]'),
-    "techniques.feed_forward": _technique('feed_forward = ["tiles"]'),
-    "techniques.base_weights": _technique('base_weights = ["int4"]'),
-    "techniques.sharding": _technique('sharding = ["zero4"]'),
     "techniques.sharding/pipeline": _technique('sharding = ["pipeline"]'),
-    "techniques.sharding_group": _technique("sharding_group = [0]"),
-    "techniques.tensor_parallel": _technique("tensor_parallel = [1.5]"),
-    "techniques.offload": _technique('offload = ["disk"]'),
-    "techniques.gradient_reduction": _technique('gradient_reduction = ["fp16"]'),
-    "techniques.engine": _technique('engine = ["jax"]'),
+    "techniques.sharding_group/zero": _technique("sharding_group = [0]"),
+    "techniques.tensor_parallel/half": _technique("tensor_parallel = [1.5]"),
     "workload.devices_per_trial": _workload("devices_per_trial = 0"),
     "workload.devices_per_trial/uneven": _workload("devices_per_trial = 3"),
     "workload.nodes_per_trial": _workload("nodes_per_trial = 2"),
-    "techniques.memory_budget": _technique("memory_budget = [1.5]"),
+    "techniques.memory_budget/above": _technique("memory_budget = [1.5]"),
     "techniques.memory_budget/nan": _technique("memory_budget = [nan]"),
     "techniques.memory_budget/bool": _technique("memory_budget = [true]"),
     "techniques.memory_budget/text": _technique('memory_budget = ["0.5"]'),
@@ -125,7 +112,7 @@ SPACES: dict[str, str | bytes] = {
     "techniques.memory_budget/other key": _technique(
         "memory_budget = { from = 0, to = 1, by = 0.1 }"
     ),
-    "techniques.micro_batch_size": _technique('micro_batch_size = "all"'),
+    "techniques.micro_batch_size/text": _technique('micro_batch_size = "all"'),
     "techniques.micro_batch_size/zero": _technique("micro_batch_size = [0]"),
     "techniques.micro_batch_size/float": _technique("micro_batch_size = [1.0]"),
     "techniques.micro_batch_size/range": _technique(

@@ -8,6 +8,7 @@ of a command is in none of these lines.
 import shlex
 from collections.abc import Iterator, Mapping
 
+from autotune.spec.config import TrainingConfig
 from autotune.spec.setting import options_of
 from autotune.spec.workload import Workload
 from autotune.study.request import SearchRequest
@@ -20,6 +21,13 @@ _OF_A_SEARCH = " | ".join(
     if option.is_typed and option.flag != "--storage"
 )
 """Every option of a search, for a command that needs a server in addition to it."""
+
+
+def _each_technique(before: str = "") -> str:
+    """Returns a line for each technique with a value that it does not have."""
+    options = options_of(TrainingConfig).values()
+    return " | ".join(f"{before} {option.flag} nonesuch" for option in options)
+
 
 COMMAND_LINES = {
     "": """
@@ -197,7 +205,8 @@ COMMAND_LINES = {
         --server http://host --dry-run --time-trials
         --server http://host --trials 0 --prefer speed
     """,
-    "fit": r"""
+    "fit": _each_technique("--max-mem 8GiB")
+    + r"""
         --from missing.yaml | --from folder | --from '' --max-mem 8GiB
         --max-mem 8GiB --world-size 0
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
@@ -210,30 +219,23 @@ COMMAND_LINES = {
         --max-mem 8GiB --device cpu --context 1GiB | real --context 1GiB IN_REAL
         --max-mem 8GiB --device tpu | --max-mem 8GiB --torch two | --max-mem 8GiB --torch 2
         --max-mem 8GiB --torch ٢.٨
-        --max-mem 8GiB --precision fp64 | --max-mem 8GiB --micro-batch 3
+        --max-mem 8GiB --micro-batch 3
         --max-mem 8GiB --micro-batch 0
         --max-mem 8GiB --compile block --memory-budget 2 | --max-mem 8GiB --memory-budget 0.5
         --max-mem 8GiB --checkpointing block --compile block --memory-budget 0.5
         --max-mem 8GiB --memory-budget nan | --max-mem 8GiB --checkpointing all
-        --max-mem 8GiB --compile yes
-        --max-mem 8GiB --optimizer adam | --max-mem 8GiB --optimizer-fusion full
         --max-mem 8GiB --optimizer adafactor --optimizer-fusion kernel
-        --max-mem 8GiB --attention fast
-        --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
-        --max-mem 8GiB --kernels triton
-        --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
-        --max-mem 8GiB --sharding x | --max-mem 8GiB --sharding zero3
-        --max-mem 8GiB --devices-per-trial 3 | --max-mem 8GiB --offload disk
+        --max-mem 8GiB --attention flash --precision fp32
+        --max-mem 8GiB --sharding zero3
+        --max-mem 8GiB --devices-per-trial 3
         --max-mem 8GiB --devices-per-trial 2 --nodes-per-trial 2
         --max-mem 8GiB --nodes-per-trial 2 --no-trial
         --max-mem 8GiB --devices-per-trial 4 --sharding hsdp --sharding-group 3
-        --max-mem 8GiB --tensor-parallel 2 | --max-mem 8GiB --gradient-reduction fp16
-        --max-mem 8GiB --engine jax
-        --max-mem 8GiB --adapter x | --max-mem 8GiB --adapter lora --adapter-rank 0
+        --max-mem 8GiB --tensor-parallel 2
+        --max-mem 8GiB --adapter lora --adapter-rank 0
         --max-mem 8GiB --adapter-rank 16 | --max-mem 8GiB --adapter-targets attention
         --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
-        --max-mem 8GiB --adapter-kernels fused | --max-mem 8GiB --adapter-kernels triton
-        --max-mem 8GiB --feed-forward none
+        --max-mem 8GiB --adapter-kernels fused
         --max-mem 8GiB --adapter lora --base-weights int4 | --max-mem 8GiB --vary rank
         --max-mem 8GiB --adapter-alpha 32 | --max-mem 8GiB --adapter lora --adapter-alpha x
         --max-mem 8GiB --adapter lora --adapter-rank-pattern q_proj=0
@@ -253,7 +255,8 @@ COMMAND_LINES = {
         --max-mem 8GiB --no-trial=1 | --max-mem x --no-confirm --json --quiet | --max-mem x -q
         --max-mem x --no-trial --verbose | --max-mem x -v | --max-mem 8GiB --all
     """,
-    "predict": r"""
+    "predict": _each_technique()
+    + r"""
         --from missing.yaml | --from folder | --from ''
         --max-mem 8,5GiB | --max-mem 8GiBB --json | --device tpu | --device cuda:1:2
         --study real IN_REAL
@@ -269,35 +272,30 @@ COMMAND_LINES = {
         --model nope | --model llama --width 64 | --layers 0 | --width 130 --heads 4 | --heads 0
         --feed-forward-width 0
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan
-        --precision fp7 | --checkpointing x
-        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
-        --kernels triton
-        --activation-offload x
         --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0
         --torch two | --torch 2.8.0.1
-        --compute-capability nine | --compute-capability 9 | --compute-capability '' | --allocator x
+        --compute-capability nine | --compute-capability 9 | --compute-capability ''
         --compute-capability 9.0 --device cpu
         --study real --trial 0 --compute-capability 9.0 IN_REAL
         --study real --trial 0 --compute-capability nine IN_REAL
-        --sharding x | --sharding zero3 | --devices-per-trial 0 | --devices-per-trial x
-        --devices-per-trial 3 | --devices-per-trial 2 --sharding none | --offload disk
+        --sharding zero3 | --devices-per-trial 0 | --devices-per-trial x
+        --devices-per-trial 3 | --devices-per-trial 2 --sharding none
         --nodes-per-trial 2 | --devices-per-trial 4 --nodes-per-trial 3
         --world-size 3 | --world-size x | --world-size 0
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --sharding-group 2
-        --devices-per-trial 4 --tensor-parallel 3 | --tensor-parallel 2 | --engine jax
-        --gradient-reduction fp16 | --gradient-reduction bf16
-        --adapter x | --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
+        --devices-per-trial 4 --tensor-parallel 3 | --tensor-parallel 2
+        --gradient-reduction bf16
+        --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
         --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
-        --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
+        --adapter lora --adapter-targets mlp | --base-weights nf4
         --adapter dora --adapter-kernels fused | --adapter lora --adapter-kernels triton
-        --feed-forward 2
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout 5% | --modules-to-save head
         --adapter lora --adapter-dropout -0.1 | --adapter lora --modules-to-save 'a b'
         --adapter lora --modules-to-save '' | --adapter lora --modules-to-save-dtype bf16
         --space quick --adapter-dropout 0.05 | --space quick --adapter-init pissa
         --adapter lora --adapter-rank-pattern q_proj | --adapter lora --adapter-scaling none
         --adapter-alpha 8 | --adapter lora --adapter-alpha-pattern '[=4'
-        --optimizer paged | --all | --all --precision fp32 | --whole-depth=x
+        --all | --all --precision fp32 | --whole-depth=x
         --whole-depth --space nope
         --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
         --plot ''
@@ -312,7 +310,8 @@ COMMAND_LINES = {
         real 99 --json IN_REAL | real 99 --quiet IN_REAL | real 99 -q IN_REAL
         real 99 --fresh IN_REAL
     """,
-    "explain": r"""
+    "explain": _each_technique()
+    + r"""
         --from missing.yaml | --from folder | --from ''
         --world-size 0 | nope | nope IN_REAL | nope 0
         real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
@@ -327,19 +326,15 @@ COMMAND_LINES = {
         --space peak_memory --scale huge --name control
         --layers 0 | --layers 0 --device cpu | --model nope | --width 130 --heads 4 | --heads 0
         --feed-forward-width 0
-        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x
-        --checkpointing x
-        --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
-        --kernels triton
-        --activation-offload x
+        --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0
         --quiet --layers 0 | -q --layers 0
-        --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
-        --sharding x | --sharding zero3 | --devices-per-trial 3 | --offload disk
+        --compute-capability nine | --compute-capability 9.0 --device cpu
+        --sharding zero3 | --devices-per-trial 3
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --tensor-parallel 2
-        --gradient-reduction fp16 | --engine jax | --nodes-per-trial 0
-        --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
-        --adapter-kernels fused | --feed-forward tiles
+        --nodes-per-trial 0
+        --adapter dora --adapter-rank -1 | --adapter-targets attention
+        --adapter-kernels fused
         --base-weights int8 | real 0 --adapter lora IN_REAL
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout nan | --modules-to-save head
         --adapter-init pissa | --adapter lora --adapter-alpha-pattern q_proj=-1

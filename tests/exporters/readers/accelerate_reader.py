@@ -41,10 +41,6 @@ def read(export, version):
         if environment.get("FSDP_ACTIVATION_CHECKPOINTING") == "true"
         else "none",
         **UNTRAINED,
-        "loss": "full",
-        "feed_forward": "whole",
-        "kernels": "none",
-        "activation_offload": "none",
         "schedule": "constant",
         "learning_rate_warmup_steps": 1,
         "gradient_clipping": None,

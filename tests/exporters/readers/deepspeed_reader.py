@@ -37,13 +37,7 @@ def read(export, version):
         "global_batch": config.train_batch_size,
         **by_deepspeed(config, devices=devices),
         "gradient_clipping": config.gradient_clipping or None,
-        "checkpointing": "none",
         **UNTRAINED,
-        "compile": "none",
-        "loss": "full",
-        "feed_forward": "whole",
-        "kernels": "none",
-        "activation_offload": "none",
         **optimization(export.files[FILE]),
     }
 

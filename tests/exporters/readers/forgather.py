@@ -176,9 +176,6 @@ def _techniques(values):
         # forgather asks whether the value is true, so that 0.0 sets nothing.
         "memory_budget": values["activation_memory_budget"] or 1.0,
         "attention": values["sdpa_backend"] or "auto",
-        "loss": "full",
-        "feed_forward": "whole",
-        "kernels": "none",
         "activation_offload": "cpu" if values["enable_activation_offloading"] else "none",
     }
 

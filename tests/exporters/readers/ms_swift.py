@@ -73,10 +73,8 @@ def read(export, version):
         "precision": precision,
         "compile": "model" if args.torch_compile else "none",
         "loss": "chunked" if values["use_liger_kernel"] else "full",
-        "feed_forward": "whole",
         "kernels": "liger" if values["use_liger_kernel"] else "none",
         "checkpointing": checkpointing(values),
-        "activation_offload": "none",
         "sequence_length": values["max_length"],
     }
 

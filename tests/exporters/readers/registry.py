@@ -1,5 +1,8 @@
 """The reader of each target, by its name in `TARGETS`. Importing it needs every trainer."""
 
+import dataclasses
+
+from autotune.spec.config import TrainingConfig
 from tests.exporters.readers import (
     accelerate_reader,
     axolotl,
@@ -15,7 +18,7 @@ from tests.exporters.readers import (
     unsloth,
 )
 
-READERS = {
+_READERS = {
     "pytorch": pytorch_script.read,
     "transformers": transformers.read,
     "accelerate": accelerate_reader.read,
@@ -29,3 +32,15 @@ READERS = {
     "unsloth": unsloth.read,
     "forgather": forgather.read,
 }
+
+
+def _with_what_is_off(read):
+    """Returns a reader that has a technique's default where the trainer knows nothing of it."""
+
+    def read_all(export, version):
+        return dataclasses.asdict(TrainingConfig()) | read(export, version)
+
+    return read_all
+
+
+READERS = {name: _with_what_is_off(read) for name, read in _READERS.items()}

@@ -87,8 +87,6 @@ def _read_module(export, tokens):
         "memory_budget": budget if checkpoint[0] == "MemoryBudgetAC.Config" else 1.0,
         "attention": {"flex": "flex", "varlen": "flash"}[model["attn_backend"]],
         "loss": losses[calls["loss"][0]],
-        "feed_forward": "whole",
-        "kernels": "none",
     }
 
 

@@ -50,13 +50,7 @@ def read(export, version):
         **adapter_of(model, adapter),
         "precision": precision(model, adapter, args),
         "checkpointing": checkpointing(model, adapter, args),
-        "compile": "none",
-        "memory_budget": 1.0,
         "loss": "chunked",
-        "feed_forward": "whole",
-        "kernels": "none",
-        "attention": "auto",
-        "activation_offload": "none",
         "allocator": "expandable" if "expandable_segments:True" in text else "default",
         "sequence_length": args.max_length,
     }

@@ -11,7 +11,7 @@ from autotune.reporting.figures.pareto import MANY, compute
 from autotune.reporting.figures.pareto_drawing import LABELLED, draw
 from autotune.reporting.style import note_of
 from autotune.reporting.trial_text import full_hover
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import CHOICES, TECHNIQUES, TrainingConfig
 from autotune.spec.result import Pick
 from tests.building.results import MIB, out_of_memory, record, study_result
 from tests.building.views import HOSTILE, study_view
@@ -138,18 +138,9 @@ def test_a_mark_knows_that_it_is_not_feasible():
 
 
 SELDOM_USED = {
-    "sharding": "hsdp",
-    "sharding_group": 2,
-    "tensor_parallel": 2,
-    "gradient_reduction": "bf16",
-    "offload": "all",
-    "engine": "deepspeed",
-    "kernels": "liger",
-    "feed_forward": "tiled",
-    "adapter_rank": 16,
-    "adapter_targets": "attention",
-    "adapter_kernels": "fused",
-    "base_weights": "nf4",
+    name: next(value for value in CHOICES.get(name, (2,)) if value != plain)
+    for name, plain in TrainingConfig().to_dict().items()
+    if TECHNIQUES[name].is_added_later
 }
 
 
