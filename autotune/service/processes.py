@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -134,6 +135,8 @@ class StartedProcess:
 
     popen: subprocess.Popen[bytes]
     process: SearchProcess
+    started_at: float
+    """By the monotonic clock."""
 
     def how_it_ended(self) -> str | None:
         """Returns in words how it ended; None while it runs."""
@@ -167,4 +170,4 @@ def start_process(module: str, order: dict[str, Any], *, log_file: Path) -> Star
     assert popen.stdin is not None
     with suppress(BrokenPipeError), popen.stdin:
         popen.stdin.write(json.dumps(order).encode())
-    return StartedProcess(popen=popen, process=process)
+    return StartedProcess(popen=popen, process=process, started_at=time.monotonic())

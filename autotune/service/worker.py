@@ -33,8 +33,15 @@ from autotune.service.processes import (
 from autotune.service.retention import Retention
 from autotune.service.rounds import Rounds
 from autotune.service.settings import ServerSettings, SubmissionRules
-from autotune.spec.queued_search import WORKER_STOPPED, QueuedSearch, SearchEnd
+from autotune.spec.queued_search import (
+    SEARCH_LEASE_SECONDS,
+    SEARCH_RENEWAL_SECONDS,
+    WORKER_STOPPED,
+    QueuedSearch,
+    SearchEnd,
+)
 from autotune.storage.searches import Searches
+from autotune.study.workers.liveness import LeaseWatch
 
 _LOG = logging.getLogger("autotune.service.worker")
 
@@ -48,6 +55,8 @@ _LONG_SECONDS = 600.0
 _RETAIN_SECONDS = 600.0
 STOP_SECONDS = 30.0
 """A search that does not end so long after it was cancelled is killed."""
+START_SECONDS = 600.0
+"""A process that has not begun its search so long after it was started is killed."""
 _MOST_RUNNING = 1000
 SEARCH_MODULE = "autotune.service.search_process"
 
@@ -84,6 +93,11 @@ class Worker(Rounds):
         self._children: dict[tuple[int, int], StartedProcess] = {}
         """The processes that this worker has started, by the number of the search and the run."""
         self._stopping_since: dict[tuple[int, int], float] = {}
+        self._leases = LeaseWatch(
+            time.monotonic,
+            lease_seconds=SEARCH_LEASE_SECONDS,
+            renewal_seconds=SEARCH_RENEWAL_SECONDS,
+        )
 
     @property
     def is_over(self) -> bool:
@@ -109,8 +123,11 @@ class Worker(Rounds):
     def _round(self) -> None:
         running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
         self._reap(running)
+        overdue = self._leases.overdue(
+            {(search.id, search.run): (search.lease_until, search.is_expired) for search in running}
+        )
         for search in running:
-            self._watch(search)
+            self._watch(search, is_overdue=(search.id, search.run) in overdue)
         if time.monotonic() >= self._retain_at:
             self._retain_at = time.monotonic() + _RETAIN_SECONDS
             # A large folder takes long.
@@ -165,11 +182,16 @@ class Worker(Rounds):
                 del self._children[key]
                 self._stopping_since.pop(key, None)
 
-    def _watch(self, search: QueuedSearch) -> None:
+    def _watch(self, search: QueuedSearch, *, is_overdue: bool) -> None:
         """See whether the process of a running search is still there; cancel it if asked to."""
         key = (search.id, search.run)
         child = self._children.get(key)
-        how = self._fate(search) if child is None else child.how_it_ended()
+        if child is not None:
+            how = child.how_it_ended()
+        elif self._is_elsewhere(search):
+            how = "its process has given no sign of life" if is_overdue else None
+        else:
+            how = self._fate(search)
         if how is not None:
             end = SearchEnd(state="queued", reason=how, is_loss=True)
             is_known = child is not None or not self._is_elsewhere(search)
@@ -178,16 +200,24 @@ class Worker(Rounds):
                 _LOG.warning("search %d: %s; it is %s", search.id, how, lost.state)
                 if lost.has_ended:
                     shutil.rmtree(self._files_of(search), ignore_errors=True)
+        elif child is not None and search.process is None:
+            self._await(search, child)
         elif search.is_stopping:
             self._stop(search, key)
 
-    def _fate(self, search: QueuedSearch) -> str | None:
-        """Returns how the process that another worker has started was lost.
+    def _await(self, search: QueuedSearch, child: StartedProcess) -> None:
+        """Give the signs of life of a process that has not begun: it imports, or waits.
 
-        None while it may live. Of another machine only signs of life are known.
+        One that does not begin at all is killed.
         """
-        if self._is_elsewhere(search):
-            return "its process has given no sign of life" if search.is_expired else None
+        if time.monotonic() - child.started_at > START_SECONDS:
+            _LOG.warning("search %d did not begin, and is killed", search.id)
+            kill_process(child.process)
+        else:
+            self._searches.await_run(search.id, search.run)
+
+    def _fate(self, search: QueuedSearch) -> str | None:
+        """Returns how the process that another worker of this machine has started was lost."""
         assert search.process is not None
         return None if find_process(search.process) is not None else "its process has ended"
 

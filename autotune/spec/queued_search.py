@@ -90,6 +90,8 @@ class QueuedSearch(Schema):
     host: str = ""
     """The machine of the worker that has taken it, or had it last."""
     process: SearchProcess | None = None
+    lease_until: Moment = 0.0
+    """Until when its process needs no other sign of life."""
     is_expired: bool = False
     """Whether its process has given no sign of life for SEARCH_LEASE_SECONDS."""
     progress: Mapping[str, Any] | None = None

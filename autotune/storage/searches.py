@@ -543,6 +543,14 @@ class Searches:
                 _end_run(connection, search, end)
             return _read(connection, number)
 
+    def await_run(self, number: int, run: int) -> None:
+        """Renews the lease of a run whose process its worker has started, until that has begun.
+
+        Does nothing where the run is lost.
+        """
+        with self._writing() as connection:
+            RunLease(number, run).write(connection)
+
     # -- for the process of a search ---------------------------------------------------------------
 
     def begin_run(
@@ -907,6 +915,7 @@ def _readable_search(row: Row[Any]) -> QueuedSearch:
         is_stopping=row.is_stopping,
         host=row.host or "",
         process=process,
+        lease_until=row.lease_until,
         is_expired=row.is_expired,
         progress=row.progress,
         version=row.version,
@@ -920,6 +929,9 @@ def _update(connection: Connection, number: int, **values: Any) -> None:
     connection.execute(update(SEARCHES).where(SEARCHES.c.id == number).values(**values))
 
 
+_SIGNS_OF_LIFE = ("lease_until", "is_expired", "progress", "losses")
+
+
 @contextmanager
 def _telling(connection: Connection, number: int) -> Iterator[QueuedSearch]:
     """Yields a search, and adds an event at the end if anything but its signs of life changed."""
@@ -929,8 +941,8 @@ def _telling(connection: Connection, number: int) -> Iterator[QueuedSearch]:
     if row is None:
         return
     after = _search(row)
-    progress, losses = after.progress, after.losses
-    if replace(before, is_expired=after.is_expired, progress=progress, losses=losses) != after:
+    signs = {name: getattr(after, name) for name in _SIGNS_OF_LIFE}
+    if replace(before, **signs) != after:
         _add_events(connection, [_state_event(after)])
 
 

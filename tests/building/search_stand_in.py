@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from autotune.errors import StorageUnreachable
 from autotune.service.processes import this_process
 from autotune.spec.queued_search import SearchEnd
 from autotune.storage.database import Database
@@ -39,15 +40,20 @@ def main():
         if wanted.get("dies_at") == done and run == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         done += 1
-        is_cancelled = searches.renew_run(
-            number,
-            run,
-            progress={"trials": done},
-            study=found.study,
-            has_results=True,
-            events=[("trial_ended", {"trial": {"number": done - 1}})],
-            after=told,
-        )
+        while True:
+            try:
+                is_cancelled = searches.renew_run(
+                    number,
+                    run,
+                    progress={"trials": done},
+                    study=found.study,
+                    has_results=True,
+                    events=[("trial_ended", {"trial": {"number": done - 1}})],
+                    after=told,
+                )
+                break
+            except StorageUnreachable:
+                time.sleep(1.0)
         told += 1
         if wanted.get("ignores"):
             continue

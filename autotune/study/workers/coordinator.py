@@ -310,7 +310,9 @@ class Coordinator:
         dead = {attempt.worker for attempt in running if self._identity.is_dead(attempt.worker)}
         if dead:
             self._outbox.deliver(self._deliver)  # what they finished since the last delivery
-        overdue = self._watch.overdue(running)
+        overdue = self._watch.overdue(
+            {attempt.id: (attempt.renewals, attempt.is_expired) for attempt in running}
+        )
         for attempt in running:
             if attempt.worker in dead:
                 self._expire(attempt, cause="its worker has ended")

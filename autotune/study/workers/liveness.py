@@ -12,24 +12,16 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.spec.attempt import LEASE_SECONDS, RENEWAL_SECONDS, RunningAttempt
+from autotune.spec.attempt import LEASE_SECONDS, RENEWAL_SECONDS
 from autotune.system.files import create_locked, is_free
 
 _RESERVED_BYTES = 2**16
 """Reserved on disk for one result, in case the disk fills up during the trial."""
 
-
-_MAX_SECONDS_BETWEEN_LOOKS = RENEWAL_SECONDS
-"""How much of the time between two looks counts at most: the database may have been away, so that
-no worker could renew its lease."""
-_UNRENEWED_SECONDS = 3 * RENEWAL_SECONDS
-"""An expired lease that was not renewed for this long ends its attempt."""
-_UNRENEWED_SECONDS_WITHOUT_EXPIRY = 2 * LEASE_SECONDS
-"""The same for a lease that has not expired, as after the database's clock was set back."""
 
 _NAME = re.compile(r".*:[0-9]+:(?P<id>[0-9a-f]{12})", re.ASCII | re.DOTALL)
 """`host:17:0123456789ab`: host, process and id. Only the id becomes part of a path."""
@@ -87,32 +79,44 @@ class WorkerIdentity:
 
 
 class LeaseWatch:
-    """How long other workers have not renewed the leases of their attempts.
+    """How long others have not renewed their leases, as far as this process could see.
 
     A lease is over by the database's clock and by this process's monotonic `clock`. Thus a clock
     that is set forward ends no lease that is still renewed, and one that is set back keeps no dead
-    lease alive for ever.
+    lease alive for ever. Of the time between two looks at most that between two renewals counts:
+    the database may have been away, so that nobody could renew a lease.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        renewal_seconds: float = RENEWAL_SECONDS,
+    ) -> None:
         self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._renewal_seconds = renewal_seconds
         self._looked_at = clock()
-        self._seen: dict[str, tuple[int, float]] = {}
-        """By attempt id: its renewals, and for how many seconds there was no other one."""
+        self._seen: dict[Hashable, tuple[float, float]] = {}
+        """By holder: its renewal, and for how many seconds there was no other one."""
 
-    def overdue(self, running: Iterable[RunningAttempt]) -> set[str]:
-        """Returns the ids of those attempts whose leases are over; they are all that run."""
+    def overdue(self, held: Mapping[Hashable, tuple[float, bool]]) -> set[Hashable]:
+        """Returns the holders whose leases are over.
+
+        `held` has all of them: {holder: (what each renewal changes, whether it has expired)}.
+        """
         now = self._clock()
-        passed = min(now - self._looked_at, _MAX_SECONDS_BETWEEN_LOOKS)
+        passed = min(now - self._looked_at, self._renewal_seconds)
         seen, self._seen, self._looked_at = self._seen, {}, now
         overdue = set()
-        for attempt in running:
-            renewals, seconds = seen.get(attempt.id, (-1, 0.0))
-            seconds = seconds + passed if renewals == attempt.renewals else 0.0
-            self._seen[attempt.id] = attempt.renewals, seconds
-            limit = _UNRENEWED_SECONDS if attempt.is_expired else _UNRENEWED_SECONDS_WITHOUT_EXPIRY
-            if seconds >= limit:
-                overdue.add(attempt.id)
+        for holder, (renewal, is_expired) in held.items():
+            before, seconds = seen.get(holder, (None, 0.0))
+            seconds = seconds + passed if before == renewal else 0.0
+            self._seen[holder] = renewal, seconds
+            # The database's clock was set back where a lease that nobody renews does not expire.
+            if seconds >= self._lease_seconds * (0.5 if is_expired else 2.0):
+                overdue.add(holder)
         return overdue
 
 
