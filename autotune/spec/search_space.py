@@ -8,11 +8,12 @@ a workload and a device, a LegalSpace. Combinations that are illegal everywhere
 import dataclasses
 import itertools
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import (
@@ -34,6 +35,9 @@ from autotune.spec.schema import Schema
 from autotune.spec.workload import overridden
 
 DIVISORS = "divisors"
+
+MOST_LISTED = 50_000
+"""A space of more legal configurations is not listed: some are drawn from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +144,37 @@ class SearchSpace(Schema):
         return values
 
 
+class _Beginning(NamedTuple):
+    """What is still to be known of the values of the first fields of a configuration.
+
+    Beginnings that all later rules and conditions treat alike are equal, so that there are few of
+    them, however many configurations a space has.
+    """
+
+    fields: int
+    """Number of fields that have a value."""
+    kinds: tuple[Any, ...]
+    """The kinds of those values that a later rule or condition reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Next:
+    """A value of the next field."""
+
+    beginning: _Beginning
+    """That which the value leads to."""
+    completions: int
+    """The number of legal configurations with that beginning."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LegalSpace:
     """A search space bound to a workload and a device: only legal configurations are left.
 
-    A configuration is built field by field in `FIELD_ORDER`; a value that `legal_values` returns
-    never leads to a dead end.
+    A configuration is built field by field in `FIELD_ORDER`. It is known of each value how many
+    legal configurations it leads to, so that a space is counted, and configurations are drawn from
+    it, without listing it: a diagram of decisions (Bryant, "Graph-based algorithms for Boolean
+    function manipulation", 1986) whose paths are the legal configurations.
     """
 
     values: Mapping[str, tuple[Any, ...]]
@@ -161,104 +190,166 @@ class LegalSpace:
 
         `chosen` holds every field before `field`, in `FIELD_ORDER`.
         """
-        prefix = tuple(chosen.values())
-        return tuple(
-            value for value in self.values[field] if self._can_be_completed((*prefix, value))
-        )
+        beginning = self._beginning_of(chosen)
+        return () if beginning is None else tuple(self._next(beginning))
 
     def configurations(self) -> Iterator[TrainingConfig]:
         """Yield every legal configuration in a fixed order; none if the space only names some."""
-        if self.values:
-            for chosen in self._completions({}):
-                yield TrainingConfig(**chosen)
+        return map(self.configuration, itertools.islice(itertools.count(), self.count()))
+
+    def shuffled(self, seed: int) -> Iterator[TrainingConfig]:
+        """Yield every legal configuration in random order, of which each is as likely."""
+        rng = random.Random(seed)
+        drawn: set[int] = set()
+        while len(drawn) < self.count():
+            number = rng.randrange(self.count())
+            if number not in drawn:
+                drawn.add(number)
+                yield self.configuration(number)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether there are few enough configurations for a list of all of them."""
+        return self.count() <= MOST_LISTED
+
+    def sample(self, seed: int = 0) -> list[TrainingConfig]:
+        """Returns every legal configuration in order, or `MOST_LISTED` of them drawn evenly."""
+        if self.is_listed:
+            return list(self.configurations())
+        return list(itertools.islice(self.shuffled(seed), MOST_LISTED))
+
+    def listed(self) -> list[TrainingConfig]:
+        """Returns every legal configuration; raises InvalidSpace if there are too many to list."""
+        if not self.is_listed:
+            longest = max(FIELD_ORDER, key=lambda field: len(self.values[field]))
+            raise InvalidSpace(
+                f"the search space has {self.count():,} legal configurations, and at most "
+                f"{MOST_LISTED:,} are predicted one by one",
+                hint=f"name some as [[configurations]] and leave --all out, or shorten techniques: "
+                f"{longest} has {len(self.values[longest])} values",
+            )
+        return list(self.configurations())
+
+    @property
+    def named_outside(self) -> dict[str, TrainingConfig]:
+        """Returns the named configurations that its values do not combine to, by fingerprint."""
+        return {one.fingerprint: one for one in self.named.values() if one not in self}
 
     def count(self) -> int:
-        """Returns the number of `configurations`, without making them.
+        """Returns the number of `configurations`, without making them."""
+        return self._completions(_NO_FIELDS) if self.values else 0
 
-        Field by field it has the number of legal beginnings, together for all that have the same
-        values in those fields that a later rule or condition reads. Fields with one value come
-        first, so that most constraints are decided early.
-        """
-        if not self.values:
-            return 0
-        order = sorted(FIELD_ORDER, key=lambda field: len(self.values[field]) > 1)
-        constraints = self._constraints_in(order)
-        beginnings: Mapping[tuple[Any, ...], int] = {(): 1}
-        kept: list[str] = []
-        for place, field in enumerate(order):
-            later = [constraints[other] for other in order[place + 1 :]]
-            read = {name for of_field in later for name in of_field.fields}
-            still_read = [name for name in order[: place + 1] if name in read]
-            longer: Counter[tuple[Any, ...]] = Counter()
-            for beginning, number in beginnings.items():
-                for value in self.values[field]:
-                    chosen = {**dict(zip(kept, beginning, strict=True)), field: value}
-                    if constraints[field].allow(chosen, self.at):
-                        longer[tuple(chosen[name] for name in still_read)] += number
-            beginnings, kept = longer, still_read
-        return sum(beginnings.values())
+    def configuration(self, number: int) -> TrainingConfig:
+        """Returns the configuration of a number from 0, in the order of `configurations`."""
+        chosen: dict[str, Any] = {}
+        beginning = _NO_FIELDS
+        for field in FIELD_ORDER:
+            for value, following in self._next(beginning).items():
+                if number < following.completions:
+                    chosen[field] = value
+                    beginning = following.beginning
+                    break
+                number -= following.completions
+        return TrainingConfig(**chosen)
 
     def __contains__(self, config: TrainingConfig) -> bool:
-        if not self.values:
-            return False
         chosen = config.to_dict()
-        is_listed = all(chosen[field] in self.values[field] for field in FIELD_ORDER)
-        return is_listed and self._allows(chosen)
+        in_order = {field: chosen[field] for field in FIELD_ORDER}
+        return bool(self.values) and self._beginning_of(in_order) is not None
 
-    def _allows(self, chosen: Mapping[str, Any]) -> bool:
-        return not rule_violations(chosen, self.at) and all(
-            condition.allows(chosen) for condition in self.conditions
-        )
+    def _beginning_of(self, chosen: Mapping[str, Any]) -> _Beginning | None:
+        """Returns what the values of the first fields lead to; None if to nothing legal."""
+        beginning = _NO_FIELDS
+        for value in chosen.values():
+            following = self._next(beginning).get(value)
+            if following is None:
+                return None
+            beginning = following.beginning
+        return beginning
+
+    def _completions(self, beginning: _Beginning) -> int:
+        if beginning.fields == len(FIELD_ORDER):
+            return 1
+        return sum(following.completions for following in self._next(beginning).values())
+
+    def _next(self, beginning: _Beginning) -> Mapping[Any, _Next]:
+        """Returns the values of the next field that have a legal completion, in their order."""
+        if beginning not in self._known:
+            number = beginning.fields
+            field = FIELD_ORDER[number]
+            chosen = dict(zip(self._kinds_after[number], beginning.kinds, strict=True))
+            kinds_after = self._kinds_after[number + 1]
+            found = {}
+            for value in self.values[field]:
+                chosen[field] = value
+                if self._constraints[field].allow(chosen, self.at):
+                    kinds = tuple(kinds[chosen[name]] for name, kinds in kinds_after.items())
+                    following = _Beginning(number + 1, kinds)
+                    if completions := self._completions(following):
+                        found[value] = _Next(beginning=following, completions=completions)
+            self._known[beginning] = found
+        return self._known[beginning]
 
     @cached_property
-    def _can_be_completed(self) -> Callable[[tuple[Any, ...]], bool]:
-        """Function that says whether values of the first fields have a legal completion.
+    def _known(self) -> dict[_Beginning, Mapping[Any, _Next]]:
+        return {}
 
-        Its results are cached, because many configurations share their first fields.
+    @cached_property
+    def _kinds_after(self) -> Sequence[Mapping[str, Mapping[Any, Any]]]:
+        """After each number of fields, the kinds of values of those that are read later.
+
+        The kind of a value is the first value that no later rule and no later condition tells
+        apart from it.
         """
+        effects = {
+            field: {value: self._effects(field, value) for value in self.values[field]}
+            for field in FIELD_ORDER
+        }
+        kinds_after: list[dict[str, dict[Any, Any]]] = []
+        for number in range(len(FIELD_ORDER) + 1):
+            kinds: dict[str, dict[Any, Any]] = {}
+            for field in FIELD_ORDER[:number]:
+                first: dict[tuple[Any, ...], Any] = {}
+                for value, by_last in effects[field].items():
+                    later = tuple(read for last, read in by_last if last >= number)
+                    if later:
+                        kinds.setdefault(field, {})[value] = first.setdefault(later, value)
+            kinds_after.append(kinds)
+        return kinds_after
 
-        @lru_cache(maxsize=_CACHED_PREFIXES)
-        def can_be_completed(prefix: tuple[Any, ...]) -> bool:
-            chosen = dict(zip(FIELD_ORDER, prefix, strict=False))
-            return next(self._completions(chosen), None) is not None
-
-        return can_be_completed
-
-    def _completions(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._allows(chosen):
-            yield from self._completions_of_legal(chosen)
-
-    def _completions_of_legal(self, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the legal completions of `chosen`, which is legal so far.
-
-        Each step checks only the rules and conditions that its field decides.
-        """
-        if len(chosen) == len(FIELD_ORDER):
-            yield dict(chosen)
-            return
-        field = FIELD_ORDER[len(chosen)]
-        for value in self.values[field]:
-            extended = {**chosen, field: value}
-            if self._constraints[field].allow(extended, self.at):
-                yield from self._completions_of_legal(extended)
+    def _effects(self, field: str, value: Any) -> list[tuple[int, bool]]:
+        """Returns all that rules and conditions read in a value, each with its last field."""
+        effects = []
+        for rule in RULES:
+            if field in rule.fields:
+                last = max(map(FIELD_ORDER.index, rule.fields))
+                others = [name for name in rule.fields if name != field]
+                for chosen in itertools.product(*(self.values[name] for name in others)):
+                    values = {**dict(zip(others, chosen, strict=True)), field: value}
+                    effects.append((last, rule.broken(values, self.at)))
+        for condition in self.conditions:
+            last = max(map(FIELD_ORDER.index, (*condition.when, *condition.then)))
+            for part in (condition.when, condition.then):
+                if field in part:
+                    effects.append((last, value in part[field]))
+        return effects
 
     @cached_property
     def _constraints(self) -> "dict[str, _Constraints]":
-        return self._constraints_in(FIELD_ORDER)
-
-    def _constraints_in(self, order: Sequence[str]) -> "dict[str, _Constraints]":
-        """For each field, what to check when its value has been chosen, as one after the other.
+        """For each field, what to check when its value has been chosen.
 
         A rule is checked at the last of its fields, a condition at each of them.
         """
-        place = {field: number for number, field in enumerate(order)}
-        constraints = {field: _Constraints() for field in order}
+        constraints = {field: _Constraints() for field in FIELD_ORDER}
         for rule in RULES:
-            constraints[max(rule.fields, key=place.__getitem__)].rules.append(rule)
+            constraints[max(rule.fields, key=FIELD_ORDER.index)].rules.append(rule)
         for condition in self.conditions:
             for field in {*condition.when, *condition.then}:
                 constraints[field].conditions.append(condition)
         return constraints
+
+
+_NO_FIELDS = _Beginning(0, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +370,6 @@ class _Constraints:
         of_rules = (rule.fields for rule in self.rules)
         of_conditions = ((*each.when, *each.then) for each in self.conditions)
         return set(itertools.chain(*of_rules, *of_conditions))
-
-
-_CACHED_PREFIXES = 50_000
 
 
 def check_space(space: SearchSpace) -> None:
@@ -334,7 +422,7 @@ def bind_space(
     legal = LegalSpace(
         values=values, conditions=conditions, at=at, named=named, excluded=tuple(excluded)
     )
-    if not named and next(legal.configurations(), None) is None:
+    if not named and not legal.count():
         reason = "; ".join(excluded) if excluded else _why_none_is_legal(values, at)
         raise InvalidSpace(
             f"no configuration of search space {space.name!r} is legal here: {reason}",

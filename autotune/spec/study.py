@@ -49,12 +49,11 @@ class StudyDefinition(Schema):
 
     def legal_space(self) -> LegalSpace:
         """Returns the part of the space that is legal for the workload and the device."""
-        return bind_space(self.space, self.workload.legality_context, unavailable=self.unavailable)
+        return self._legal_space
 
     @cached_property
-    def legal_combinations(self) -> int:
-        """Number of legal combinations of the space's values."""
-        return self.legal_space().count()
+    def _legal_space(self) -> LegalSpace:
+        return bind_space(self.space, self.workload.legality_context, unavailable=self.unavailable)
 
     def baseline_config(self) -> TrainingConfig:
         """Returns what savings are relative to, with the first optimizer of the space."""

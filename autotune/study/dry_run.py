@@ -307,10 +307,10 @@ def _plan(
     if default_budget is not None:
         request = replace(request, time_budget=default_budget)
     legal = definition.legal_space()
-    configurations = {c.fingerprint: c for c in [*legal.configurations(), *legal.named.values()]}
+    configurations = [*legal.sample(), *legal.named_outside.values()]
     baseline = definition.baseline_config()
-    precisions = Counter(config.precision for config in configurations.values())
-    compiled = [config for config in configurations.values() if config.compile != "none"]
+    precisions = Counter(config.precision for config in configurations)
+    compiled = [config for config in configurations if config.compile != "none"]
 
     def short_training(config: TrainingConfig) -> Measurement:
         listener(Preparing(what=f"timing a few steps of {config.describe()}"))
@@ -341,17 +341,17 @@ def _plan(
         if compiled:
             compile_seconds = short_training(compiled[0]).compile_seconds
     known = {record.config.fingerprint for record in reused.records}
-    remaining = {
-        c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known
-    }
-    wanted = min(most_trials, len(remaining))
+    remaining = [c for c in [baseline, *configurations] if c.fingerprint not in known]
+    outside = [config for _, config in definition.first_configurations() if config not in legal]
+    # What is reused is of the space or one of the first.
+    wanted = min(most_trials, legal.count() + len(outside) - len(known))
     steps = definition.workload.steps
     represented = {
         record.config.numerics_class
         for record in reused.records
         if possible_representatives(record.config, [record], steps=steps)
     }
-    classes = len({config.numerics_class for config in remaining.values()} - represented)
+    classes = len({config.numerics_class for config in remaining} - represented)
     named = [("baseline", baseline), *legal.named.items()]
     first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
     forecasts: dict[str, Forecast] = {}
@@ -368,7 +368,7 @@ def _plan(
     return Plan(
         definition=definition,
         legal=legal,
-        configurations=len(configurations),
+        configurations=legal.count() + len(legal.named_outside),
         trials_wanted=wanted,
         ends_by_time=most_trials >= MOST_TRIALS_IN_TIME,
         trials_at_once=trials_at_once,

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.pick import Preferences
-from autotune.reporting.report import excluded as module
 from autotune.reporting.report.answer import answer_of
 from autotune.reporting.report.excluded import LINES_SHOWN, excluded
 from autotune.reporting.trial_text import NO_BETTER, SHARED_MARK_NOTE
@@ -232,11 +231,6 @@ def test_illegal_combinations_are_counted_and_explained():
 def test_a_condition_of_the_space_is_a_sentence():
     sentence = "the search space says: where compile is block, checkpointing is none"
     assert sentence in group(plain_view(), "Cannot be combined").lines
-
-
-def test_a_space_too_large_to_count_is_not_counted(monkeypatch):
-    monkeypatch.setattr(module, "MOST_COMBINATIONS_COUNTED", 10)
-    assert "combinations of the values" not in group(plain_view(), "Cannot be combined").why
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,39 @@
 import dataclasses
 import itertools
 import json
+import math
 import random
+from collections import Counter
 
 import pytest
 
 from autotune.errors import InvalidSpace
+from autotune.spec import search_space
 from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,
     OF_SCRIPTS,
+    SEARCHED,
     LegalityContext,
     TrainingConfig,
     rule_violations,
 )
 from autotune.spec.reading import parse
-from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.search_space import Condition, SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from tests.building.results import bound
+
+EVERY_VALUE = {
+    **SEARCHED,
+    "memory_budget": (1.0, 0.5, 0.0),
+    "micro_batch_size": (8, 4, 2, 1),
+    "adapter_rank": (8, 16, 64),
+    "sharding_group": (1, 2, 4),
+    "tensor_parallel": (1, 2, 4),
+}
+"""A few values of the techniques with numbers, and all of the others."""
 
 BUDGETS = """
 [techniques]
@@ -645,11 +659,9 @@ def brute_force(legal):
     """Every combination of the values that no rule and no condition forbids."""
     if not legal.values:
         return set()
-    product = itertools.product(*(legal.values[field] for field in FIELD_ORDER))
-    chosen = [dict(zip(FIELD_ORDER, values, strict=True)) for values in product]
     return {
         TrainingConfig(**choice)
-        for choice in chosen
+        for choice in combined(legal)
         if not rule_violations(choice, LegalityContext(global_batch=legal.at.global_batch))
         and all(kept(condition, choice) for condition in legal.conditions)
     }
@@ -673,15 +685,103 @@ def test_the_legal_configurations_are_counted_without_making_them(legal):
     assert legal.count() == len(list(legal.configurations()))
 
 
-@pytest.mark.slow
-@EVERY_SHIPPED_SPACE
-def test_the_configurations_of_a_shipped_space_are_counted_without_making_them(name):
-    for devices, clips_gradients in itertools.product((1, 4), (False, True)):
-        at = LegalityContext(
-            global_batch=16, sequence_length=128, devices=devices, clips_gradients=clips_gradients
+def combined(legal):
+    """Every combination of the values, in the order of the fields."""
+    for values in itertools.product(*(legal.values[field] for field in FIELD_ORDER)):
+        yield dict(zip(FIELD_ORDER, values, strict=True))
+
+
+def part_of_every_space(seed, *, devices, most):
+    """A space of at most `most` combinations of values drawn from all techniques.
+
+    Training without any technique is one of them.
+    """
+    rng = random.Random(seed)
+    techniques = {field: [getattr(TrainingConfig(), field)] for field in FIELD_ORDER}
+    techniques["sharding"] = ["none" if devices == 1 else "ddp"]
+    while True:
+        field = rng.choice(list(techniques))
+        left = [value for value in EVERY_VALUE[field] if value not in techniques[field]]
+        longer = {**techniques, field: [*techniques[field], *rng.sample(left, min(1, len(left)))]}
+        if math.prod(map(len, longer.values())) > most:
+            break
+        techniques = longer
+    rows = [rng.sample(list(techniques), 2) for _ in range(3)]
+    conditions = [
+        Condition(
+            when={one: tuple(techniques[one][:1])}, then={other: tuple(techniques[other][:1])}
         )
-        legal = bind_space(load_space(name), at, unavailable={})
-        assert legal.count() == len(list(legal.configurations()))
+        for one, other in rows
+    ]
+    return SearchSpace(
+        name="part",
+        techniques={field: tuple(values) for field, values in techniques.items()},
+        conditions=tuple(conditions[: seed % 3]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_space_of_any_techniques_lists_what_no_rule_and_no_condition_forbids(seed):
+    devices = (1, 4)[seed % 2]
+    at = LegalityContext(
+        global_batch=8,
+        sequence_length=40,
+        devices=devices,
+        clips_gradients=seed % 3 == 0,
+        drops_inputs_of_adapters=seed % 5 == 0,
+    )
+    space = part_of_every_space(seed, devices=devices, most=300)
+    legal = bind_space(space, at, unavailable={})
+    allowed = [
+        TrainingConfig(**choice)
+        for choice in combined(legal)
+        if not rule_violations(choice, at)
+        and all(kept(condition, choice) for condition in legal.conditions)
+    ]
+    assert list(legal.configurations()) == allowed
+
+
+def test_shuffled_configurations_are_all_of_them_once(legal):
+    shuffled = list(legal.shuffled(1))
+    assert len(shuffled) == legal.count()
+    assert set(shuffled) == set(legal.configurations())
+
+
+def test_each_legal_configuration_is_as_likely_to_be_drawn():
+    """Chi-square over draws of the first one: its mean is the number of configurations less one."""
+    legal = bound("quick")
+    counts = Counter(next(legal.shuffled(seed)) for seed in range(20 * legal.count()))
+    chi_square = sum((counts[config] - 20) ** 2 / 20 for config in legal.configurations())
+    degrees = legal.count() - 1
+    assert abs(chi_square - degrees) < 4 * math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_space_of_a_hundred_million_configurations_is_counted_and_drawn_from(devices):
+    at = LegalityContext(global_batch=32, sequence_length=1024, devices=devices)
+    space = SearchSpace(name="all", techniques=EVERY_VALUE)
+    legal = bind_space(space, at, unavailable={})
+    assert legal.count() > 100_000_000
+    drawn = list(itertools.islice(legal.shuffled(0), 200))
+    assert len(set(drawn)) == 200
+    assert all(not rule_violations(config.to_dict(), at) for config in drawn)
+    assert all(config in legal for config in drawn)
+
+
+def test_a_space_too_large_to_be_listed_is_sampled(monkeypatch):
+    legal = bound("quick")
+    assert legal.sample() == list(legal.configurations()) == legal.listed()
+    monkeypatch.setattr(search_space, "MOST_LISTED", 50)
+    assert len(set(legal.sample())) == 50
+    assert set(legal.sample()) < set(legal.configurations())
+
+
+def test_what_needs_the_whole_list_of_a_large_space_says_what_to_shorten(monkeypatch):
+    monkeypatch.setattr(search_space, "MOST_LISTED", 50)
+    with pytest.raises(InvalidSpace) as caught:
+        bound("quick").listed()
+    assert "216 legal configurations, and at most 50" in caught.value.message
+    assert "micro_batch_size has 4 values" in caught.value.hint
 
 
 def test_a_space_holds_exactly_the_configurations_it_lists(legal):

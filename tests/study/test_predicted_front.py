@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.expected_step import with_speed
+from autotune.spec import search_space
 from autotune.spec.data_sheets import DATA_SHEETS
 from autotune.spec.prediction import Forecast
 from autotune.spec.search_space import bind_space
@@ -115,6 +116,15 @@ def test_a_few_predictions_find_nearly_the_fastest_of_hundreds(found):
 
 def test_more_fit_under_a_larger_cap(found):
     assert front_of(cap=16 * GIB).may_fit > found.may_fit > 0
+
+
+def test_of_a_space_too_large_to_be_listed_a_part_is_estimated(monkeypatch, found):
+    monkeypatch.setattr(search_space, "MOST_LISTED", 200)
+    front = front_of()
+    assert found.is_listed
+    assert not front.is_listed
+    assert front.legal == found.legal
+    assert 0 < front.may_fit < 200
 
 
 def test_it_says_when_the_time_was_over(monkeypatch):

@@ -16,8 +16,6 @@ from autotune.spec.study import StudyDefinition
 from autotune.units import format_size
 
 LINES_SHOWN = 40
-MOST_COMBINATIONS_COUNTED = 300_000
-"""Above this number the legal combinations are not counted, as it would take too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +40,12 @@ def excluded(view: StudyView) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.count)
 
 
-def combinations(definition: StudyDefinition) -> tuple[int, int | None]:
-    """Returns the number of combinations of the space's values, and how many of them are legal.
-
-    The second is None if there are too many to count.
-    """
+def combinations(definition: StudyDefinition) -> tuple[int, int]:
+    """Returns the number of combinations of the space's values, and how many of them are legal."""
     legal = definition.legal_space()
     if not legal.values:
-        return 0, definition.legal_combinations
-    total = math.prod(len(values) for values in legal.values.values())
-    if total > MOST_COMBINATIONS_COUNTED:
-        return total, None
-    return total, definition.legal_combinations
+        return 0, 0
+    return math.prod(len(values) for values in legal.values.values()), legal.count()
 
 
 # -- before a trial --------------------------------------------------------------------------------
@@ -69,11 +61,11 @@ def _never_suggested(definition: StudyDefinition) -> Iterator[Group]:
     )
     total, allowed = combinations(definition)
     lines = [*_rule_violations(legal), *map(_condition, legal.conditions)]
-    if total and (allowed is None or allowed < total):
-        why = "Values that cannot be combined were never suggested"
-        if allowed is not None:
-            why += f": {allowed:,} of {total:,} combinations of the values are left"
-        why += "."
+    if allowed < total:
+        why = (
+            "Values that cannot be combined were never suggested: "
+            f"{allowed:,} of {total:,} combinations of the values are left."
+        )
         yield _group("Cannot be combined", lines, why=why)
 
 

@@ -140,10 +140,7 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
     yield "search space", space.name + (f": {space.description}" if space.description else "")
     total, allowed = combinations(definition)
     if total:
-        yield (
-            "its size",
-            f"{total:,} combinations" + ("" if allowed is None else f", {allowed:,} of them legal"),
-        )
+        yield "its size", f"{total:,} combinations, {allowed:,} of them legal"
     yield "sampler", f"{definition.sampler}, seed {definition.seed}"
     yield "trials", f"{len(result.trials):,}, {_trial_time(view)}"
     if view.begun_at:

@@ -173,7 +173,7 @@ class _Search:
         legal = bind_space(space, workload.legality_context, unavailable=unavailable)
         configs = list(legal.named.values())
         if self.request.try_all or not configs:
-            configs = [*legal.configurations(), *configs]
+            configs = [*legal.listed(), *configs]
         if self.varying.vary == "micro-batch":
             configs = [
                 replace(config, micro_batch_size=workload.global_batch) for config in configs

@@ -37,9 +37,11 @@ class PredictedFront:
     """Fingerprints of the predicted configurations that no other one beats in memory and speed,
     those of least memory first; perplexity is not predicted."""
     legal: int
-    """Number of legal configurations."""
+    """Number of legal configurations, with the named ones and the baseline."""
+    is_listed: bool
+    """Whether all of them were estimated, or those that are drawn of a large space."""
     may_fit: int
-    """How many of those that are not predicted fit by the memory model."""
+    """How many of those that are estimated and not predicted fit by the memory model."""
     is_complete: bool
     """Whether every configuration on the estimated front was predicted."""
 
@@ -85,7 +87,8 @@ def predicted_front(
     return PredictedFront(
         forecasts=tuple(estimated.forecasts),
         front=estimated.front(),
-        legal=len(estimated.configs),
+        legal=legal.count() + sum(one.config not in legal for one in forecasts),
+        is_listed=legal.is_listed,
         may_fit=estimated.may_fit(),
         is_complete=not wanted,
     )
@@ -105,8 +108,8 @@ class _Estimated:
         self.forecasts = list(forecasts)
         self._expected = expected
         self._room_bytes = room_bytes
-        configs = {c.fingerprint: c for c in (*legal.configurations(), *legal.named.values())}
-        configs.update((one.config.fingerprint, one.config) for one in forecasts)
+        configs = {one.fingerprint: one for one in legal.sample()}
+        configs |= {one.config.fingerprint: one.config for one in forecasts}
         self.configs = list(configs.values())
         self._index = {fingerprint: index for index, fingerprint in enumerate(configs)}
         self._candidates = Candidates.of(self.configs, expected=expected)

@@ -8,7 +8,7 @@ from autotune.reporting.trial_text import speed_text
 from autotune.spec.cap import CLOSE, FITS, OVER, needed_bytes, verdict_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA
-from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.search_space import MOST_LISTED, SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.alternatives import unavailable_on
 from autotune.study.prediction.predicted_front import PredictedFront, predicted_front
@@ -75,6 +75,7 @@ class SpaceAnswer:
             "legal_configurations": front.legal,
             "predicted_configurations": len(self.forecasts),
             "estimated_to_fit": front.may_fit,
+            "all_were_estimated": front.is_listed,
             "is_complete": front.is_complete,
             "pick": None if picked is None else picked[0].config.to_dict(),
         }
@@ -103,7 +104,10 @@ class SpaceAnswer:
             others = ", and memory and speed of the others estimated by them"
         elif self.has_estimates:
             cap = format_size(self.cap_bytes or 0)
-            others = f", {front.may_fit:,} others fit {cap} by the memory model that they give"
+            drawn = "" if front.is_listed else f" of {MOST_LISTED:,} that were drawn"
+            others = (
+                f", {front.may_fit:,} others{drawn} fit {cap} by the memory model that they give"
+            )
         whole = "" if front.is_complete else "; the front may have more, --all predicts everything"
         yield f"{made}{others}. On the front, marked *: {len(front.front)}{whole}."
         if self.picked is None:
@@ -262,7 +266,7 @@ def predict_space(
         forecasts, is_whole_space = list(front.forecasts), False
     else:
         if is_whole_space:
-            configs.update((config.fingerprint, config) for config in legal.configurations())
+            configs.update((config.fingerprint, config) for config in legal.listed())
         wanted = len(configs)
         tell(made, wanted)
         forecasts = forecaster.forecast_all(configs.values(), on_each=on_each)
@@ -276,6 +280,6 @@ def predict_space(
         forecasts=forecasts,
         front=front,
         names=names,
-        has_others=not is_whole_space and next(legal.configurations(), None) is not None,
+        has_others=not is_whole_space and legal.count() > 0,
         excluded=legal.excluded,
     )

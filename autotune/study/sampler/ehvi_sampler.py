@@ -19,12 +19,12 @@ A prediction may fail and say nothing, and then the next one probably does, too:
 a row it costs n + 1 times as much. Where none succeeds, the best by its score is trained.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 import numpy
@@ -57,7 +57,7 @@ neighbours of the front."""
 MANY_TRIALS, MOST_LOOKED_AT = 1000, 3000
 """After `MANY_TRIALS` trials, with those in flight, at most about `MOST_LOOKED_AT` configurations
 of a larger space are scored for one choice: a search that has converged would otherwise score all
-of it each time."""
+of it each time. So many are drawn for each choice from a space that is too large to be listed."""
 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
 """Standard deviations of the measurements: of the logarithm of speed (to choose from, because some
@@ -119,9 +119,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class _Space:
-    """Every legal configuration, and their features in the same order."""
+    """The legal configurations to choose from, and their features in the same order."""
 
     all: Candidates
+
+    @classmethod
+    def of(cls, configs: Iterable[TrainingConfig], *, expected: ExpectedStep | None) -> "_Space":
+        return cls(all=Candidates.of(list(dict.fromkeys(configs)), expected=expected))
 
     @property
     def configs(self) -> Sequence[TrainingConfig]:
@@ -139,7 +143,7 @@ class EhviSampler:
     def __init__(self, legal: LegalSpace, *, cap_bytes: int) -> None:
         self._legal = legal
         self._cap_bytes = cap_bytes
-        self._neighbours: dict[str, list[int]] = {}
+        self._neighbours: dict[str, list[TrainingConfig]] = {}
         self._expected: ExpectedStep | None = None
 
     def expect(self, expected: ExpectedStep) -> None:
@@ -149,8 +153,18 @@ class EhviSampler:
 
     @cached_property
     def _all(self) -> _Space:
-        configs = list(dict.fromkeys(self._legal.configurations()))
-        return _Space(all=Candidates.of(configs, expected=self._expected))
+        return _Space.of(self._legal.configurations(), expected=self._expected)
+
+    def _space(
+        self, near: Iterable[TrainingConfig], forecasts: Sequence[Forecast], *, rng: random.Random
+    ) -> _Space:
+        """Returns the whole space; of one too large to be listed, some drawn for this choice."""
+        if self._legal.is_listed:
+            return self._all
+        latest = [forecast.config for forecast in forecasts[-MOST_CANDIDATES:]]
+        predicted = [config for config in latest if config in self._legal]
+        drawn = itertools.islice(self._legal.shuffled(rng.getrandbits(64)), MOST_LOOKED_AT)
+        return _Space.of([*predicted, *near, *drawn], expected=self._expected)
 
     def choose(
         self,
@@ -228,18 +242,19 @@ class EhviSampler:
         in_flight: Sequence[TrainingConfig],
     ) -> "tuple[Choice, Scored] | None":
         """Returns the configuration to try next, and the candidates that it was chosen from."""
+        on_front = front_of(records)
+        near: list[TrainingConfig] = []
+        for record in on_front:
+            near.extend(self._one_change_away(record.config))
+        near_fingerprints = {config.fingerprint for config in near}
+        near_fingerprints.update(record.config.fingerprint for record in on_front)
+        space = self._space(near, forecasts, rng=rng)
         excluded_fingerprints = {config.fingerprint for config in excluded}
         remaining = [
             index
-            for fingerprint, index in self._all.indices.items()
+            for fingerprint, index in space.indices.items()
             if fingerprint not in excluded_fingerprints
         ]
-        on_front = front_of(records)
-        near: list[int] = []
-        for record in on_front:
-            near.extend(self._one_change_away(record.config))
-        near_fingerprints = {self._all.configs[index].fingerprint for index in near}
-        near_fingerprints.update(record.config.fingerprint for record in on_front)
         knowledge = Knowledge(
             records,
             forecasts,
@@ -253,10 +268,10 @@ class EhviSampler:
         best: Choice | None = None
         trials = len(records) + len(in_flight)
         scored = Scored(knowledge=knowledge)
-        for indices in self._batches(remaining, near, forecasts, rng=rng):
+        for indices in _batches(space, remaining, near, forecasts, rng=rng):
             if not indices:
                 continue
-            assessed = knowledge.assess(self._all.all.at(indices))
+            assessed = knowledge.assess(space.all.at(indices))
             scores = knowledge.scores(assessed)
             choice = _best_of(assessed.candidates, scores, knowledge, rng=rng)
             if best is None or (choice and choice.relative_improvement > best.relative_improvement):
@@ -269,52 +284,53 @@ class EhviSampler:
                 break
         return None if best is None else (best, scored)
 
-    def _batches(
-        self,
-        remaining: list[int],
-        near: Iterable[int],
-        forecasts: Sequence[Forecast],
-        *,
-        rng: random.Random,
-    ) -> Iterator[list[int]]:
-        """Yield batches of indices to score: a small space in one batch.
-
-        The first batch of a large space has the predicted configurations, the neighbours of the
-        front and a random sample; the rest follows in random order.
-        """
-        if len(remaining) <= MOST_CANDIDATES:
-            yield remaining
-            return
-        remaining_set = set(remaining)
-        predicted = []
-        for forecast in forecasts:
-            index = self._all.indices.get(forecast.config.fingerprint)
-            if index is not None and index in remaining_set:
-                predicted.append(index)
-        rng.shuffle(remaining)
-        first = [
-            *predicted[-MOST_CANDIDATES:],
-            *(index for index in near if index in remaining_set),
-            *remaining[:MOST_CANDIDATES],
-        ]
-        yield list(dict.fromkeys(first))
-        seen = {*first}
-        for start in range(MOST_CANDIDATES, len(remaining), MOST_CANDIDATES):
-            following = remaining[start : start + MOST_CANDIDATES]
-            yield [index for index in following if index not in seen]
-
-    def _one_change_away(self, config: TrainingConfig) -> list[int]:
-        """Returns the indices of the legal configurations that differ in one technique."""
+    def _one_change_away(self, config: TrainingConfig) -> list[TrainingConfig]:
+        """Returns the legal configurations that differ in one technique."""
         if config.fingerprint not in self._neighbours:
-            neighbours = []
-            for field, values in self._legal.values.items():
-                for value in values:
-                    changed = replace(config, **{field: value})
-                    index = self._all.indices.get(changed.fingerprint)
-                    if index is not None and changed != config:
-                        neighbours.append(index)
-            self._neighbours[config.fingerprint] = neighbours
+            changed = [
+                replace(config, **{field: value})
+                for field, values in self._legal.values.items()
+                for value in values
+            ]
+            self._neighbours[config.fingerprint] = [
+                other for other in changed if other != config and other in self._legal
+            ]
         return self._neighbours[config.fingerprint]
+
+
+def _batches(
+    space: _Space,
+    remaining: list[int],
+    near: Iterable[TrainingConfig],
+    forecasts: Iterable[Forecast],
+    *,
+    rng: random.Random,
+) -> Iterator[list[int]]:
+    """Yield batches of indices to score: a small space in one batch.
+
+    The first batch of a large space has the predicted configurations, the neighbours of the front
+    and a random sample; the rest follows in random order.
+    """
+    if len(remaining) <= MOST_CANDIDATES:
+        yield remaining
+        return
+    remaining_set = set(remaining)
+
+    def left(configs: Iterable[TrainingConfig]) -> list[int]:
+        indices = [space.indices.get(config.fingerprint, -1) for config in configs]
+        return [index for index in indices if index in remaining_set]
+
+    rng.shuffle(remaining)
+    first = [
+        *left(forecast.config for forecast in forecasts)[-MOST_CANDIDATES:],
+        *left(near),
+        *remaining[:MOST_CANDIDATES],
+    ]
+    yield list(dict.fromkeys(first))
+    seen = {*first}
+    for start in range(MOST_CANDIDATES, len(remaining), MOST_CANDIDATES):
+        following = remaining[start : start + MOST_CANDIDATES]
+        yield [index for index in following if index not in seen]
 
 
 def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -423,7 +439,7 @@ class Knowledge:
         } - {None}
         self._looked_at = {forecast.config.fingerprint for forecast in forecasts}
         """What has a prediction, or could not be predicted."""
-        last_failed = takewhile(lambda one: one.prediction is None, reversed(forecasts))
+        last_failed = itertools.takewhile(lambda one: one.prediction is None, reversed(forecasts))
         self._prediction_cost = PREDICTION_COST * (1 + len(list(last_failed)))
         self.points = points
         """The Pareto front, without any tolerance."""

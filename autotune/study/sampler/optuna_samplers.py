@@ -1,4 +1,4 @@
-"""Suggests the next configuration by one of Optuna's samplers, or by enumerating the legal space.
+"""Suggests the next configuration by one of Optuna's samplers, or in the order of the legal space.
 
 The Optuna study lives in memory and is rebuilt from the study's records, in the order of their
 results. So the studies database is the only source of truth, and the suggestion after n results is
@@ -6,10 +6,8 @@ the same, whether the search was stopped, killed or run by several processes unt
 """
 
 import hashlib
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
@@ -138,15 +136,11 @@ class OptunaStudy:
 
         `seen` holds the fingerprints of those with a trial.
         """
-        unseen = [config for config in self._configurations if config.fingerprint not in seen]
-        if self._sampler != "grid":
-            random.Random(derived_seed(self._seed, told=len(self._told))).shuffle(unseen)
-        return iter(unseen)
-
-    @cached_property
-    def _configurations(self) -> list[TrainingConfig]:
-        """Enumerated once: for a large space it takes seconds."""
-        return list(self._legal.configurations())
+        if self._sampler == "grid":
+            configs = self._legal.configurations()
+        else:
+            configs = self._legal.shuffled(derived_seed(self._seed, told=len(self._told)))
+        return (config for config in configs if config.fingerprint not in seen)
 
     # -- the results that the sampler is told ------------------------------------------------------
 

@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from autotune.spec import search_space
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.study.sampler import ehvi_sampler
@@ -386,10 +387,35 @@ def test_an_unknown_perplexity_is_the_best_of_the_same_precision_and_optimizer()
 
 
 def test_a_small_space_is_scored_at_once_and_a_large_one_in_batches(monkeypatch):
-    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    space = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)._all
     everything = list(range(len(ALL)))
-    assert [*sampler._batches([*everything], [], [], rng=random.Random(0))] == [everything]
+
+    def batches_of_all():
+        return [*ehvi_sampler._batches(space, [*everything], [], [], rng=random.Random(0))]
+
+    assert batches_of_all() == [everything]
     monkeypatch.setattr(ehvi_sampler, "MOST_CANDIDATES", 4)
-    batches = [*sampler._batches([*everything], [], [], rng=random.Random(0))]
+    batches = batches_of_all()
     assert [len(batch) for batch in batches[:-1]] == [4] * (len(batches) - 1)
     assert sorted(itertools.chain(*batches)) == everything
+
+
+def test_of_a_space_too_large_to_be_listed_legal_untried_ones_are_suggested(monkeypatch):
+    monkeypatch.setattr(search_space, "MOST_LISTED", 8)
+    monkeypatch.setattr(ehvi_sampler, "MOST_LOOKED_AT", 8)
+    tried = [record(ALL[0], number=0), record(ALL[1], number=1)]
+    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    suggestions = sampler.suggestions(tried, (), excluded=ALL[:2], seed=1)
+    suggested = [choice.config for choice in itertools.islice(suggestions, 6)]
+    assert len(set(suggested)) == 6
+    assert set(suggested) <= {*ALL[2:]}
+
+
+def test_the_neighbours_of_the_front_are_looked_at_in_a_space_too_large_to_be_listed(monkeypatch):
+    monkeypatch.setattr(search_space, "MOST_LISTED", 8)
+    monkeypatch.setattr(ehvi_sampler, "MOST_LOOKED_AT", 1)
+    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    near = sampler._one_change_away(ALL[0])
+    space = sampler._space(near, (), rng=random.Random(0))
+    assert {*near} <= {*space.configs}
+    assert len(space.configs) <= len(near) + 1
