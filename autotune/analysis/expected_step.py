@@ -52,6 +52,7 @@ OPERATORS_BY_PRECISION: Mapping[str, float] = {
     "fp16-mixed": 1.4,
     "bf16-stochastic": 1.4,
     "fp8": 7.6,
+    "int8-mixed": 6.6,
 }
 COMPILED_OPERATORS, COMPILED_OPERATORS_16_BIT = 0.5, 0.63
 """Relative to eager fp32."""
@@ -115,6 +116,7 @@ BYTES_BY_PRECISION: Mapping[str, float] = {
     "fp16-true": 0.5,
     "bf16-stochastic": 0.68,
     "fp8": 2.1,
+    "int8-mixed": 1.84,
 }
 """Relative to fp32."""
 COMPILED_BYTES: Mapping[str, float] = {"block": 0.74, "model": 0.69}
@@ -265,7 +267,11 @@ class ExpectedStep:
         """
         layers = self.device.layer_flops_per_second or {}
         large = self.device.matrix_flops_per_second or {}
-        wider: Mapping[str | None, str] = {"fp8": "bf16", "fp16": "bf16"}
+        wider: Mapping[str | None, str] = {
+            "fp8": "bf16",
+            "int8": "bf16",
+            "fp16": "bf16",
+        }
         kind = matrix_format(config.precision)
         for known in (kind, wider.get(kind), "fp32"):
             if known is not None and (rate := layers.get(known) or large.get(known)):

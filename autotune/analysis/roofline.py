@@ -25,7 +25,7 @@ from autotune.spec.config import Precision
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo, TrialRecord
 
-MatrixFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp64"]
+MatrixFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp64"]
 """The number format in which matrix products are computed."""
 
 _FORMATS: Mapping[Precision, MatrixFormat] = {
@@ -36,6 +36,7 @@ _FORMATS: Mapping[Precision, MatrixFormat] = {
     "bf16-stochastic": "bf16",
     "fp16-mixed": "fp16",
     "fp8": "fp8",
+    "int8-mixed": "int8",
     "fp64": "fp64",
     "fp16-true": "fp16",
 }

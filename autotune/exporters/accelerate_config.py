@@ -37,7 +37,7 @@ FILE = "accelerate_config.yaml"
 ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """There is no key for it. The environment variable overrides what the script specifies."""
 
-_MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
+_MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16", "int8-mixed": "bf16"}
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -225,6 +225,10 @@ _LACKING: Table = {
             "bf16-mixed",
             "accelerate's fp8 leaves out the first linear layer, which trials convert: write "
             "{blocks} before accelerator.prepare",
+        ),
+        "int8-mixed": (
+            "bf16-mixed",
+            "accelerate has no products in int8: write {blocks} before accelerator.prepare",
         ),
     },
     "loss": {"chunked": (None, COPY_THE_LOSS)},

@@ -126,6 +126,7 @@ _PRECISIONS = {
         "bf16-true under autocast",
         f"{_WEIGHTS}, and updates are rounded to nearest",
     ),
+    "int8-mixed": ("bf16-true under autocast", f"{_WEIGHTS}, and has no products in int8"),
     "fp16-mixed": (
         "fp32",
         "axolotl loads the weights in float16 wherever it computes in it, and the gradients of "

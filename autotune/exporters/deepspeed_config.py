@@ -32,7 +32,12 @@ from autotune.spec.config import TrainingConfig
 FILE = "ds_config.json"
 AUTO_FILE = "ds_config_auto.json"
 
-_AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8": "bfloat16"}
+_AUTOCAST = {
+    "bf16-mixed": "bfloat16",
+    "fp16-mixed": "float16",
+    "fp8": "bfloat16",
+    "int8-mixed": "bfloat16",
+}
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -214,6 +219,10 @@ _LACKING: Table = {
             "rounds them stochastically",
         ),
         "fp8": ("bf16-mixed", "DeepSpeed has no fp8: write {blocks} before deepspeed.initialize"),
+        "int8-mixed": (
+            "bf16-mixed",
+            "DeepSpeed has no products in int8: write {blocks} before deepspeed.initialize",
+        ),
     },
     "checkpointing": dict.fromkeys(
         KNOWN["checkpointing"],

@@ -225,6 +225,7 @@ _WHY_BY_FSDP2 = (
 _REDUCED_BY_ACCELERATE = {
     "bf16-mixed": "bf16",
     "fp8": "bf16",
+    "int8-mixed": "bf16",
     "fp16-mixed": "fp16",
     "bf16-true": "bf16",
     "bf16-stochastic": "bf16",

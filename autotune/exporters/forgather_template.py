@@ -57,6 +57,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
         "fp16-mixed": ("fp32", "forgather of 2026-02 has no autocast and no loss scaling"),
         "bf16-stochastic": _STOCHASTIC,
         "fp8": ("bf16-true", "forgather of 2026-02 has neither fp8 nor autocast"),
+        "int8-mixed": ("bf16-true", "forgather of 2026-02 has neither int8 nor autocast"),
     },
     "later": {
         "bf16-stochastic": _STOCHASTIC,
@@ -64,6 +65,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
             "fp8, the head as well",
             "forgather converts every linear layer; the trial converted those of the blocks",
         ),
+        "int8-mixed": ("bf16-mixed", "forgather has no products in int8"),
     },
 }
 """{version: {precision that it does not support: (what the file does instead, why)}}."""

@@ -44,6 +44,7 @@ _PRECISIONS = {
     "bf16-stochastic": "bf16-true",
     "fp16-mixed": "16-mixed",
     "fp8": "bf16-mixed",
+    "int8-mixed": "bf16-mixed",
 }
 
 
@@ -109,6 +110,7 @@ _WHY_A_COPY = "Lightning has DeepSpeed hold 16-bit weights and a float32 copy, w
 _COPIES = {
     "bf16-mixed": ("bf16-true with a float32 copy", _WHY_A_COPY),
     "fp8": ("bf16-true with a float32 copy", _WHY_A_COPY),
+    "int8-mixed": ("bf16-true with a float32 copy", _WHY_A_COPY),
     "bf16-true": ("bf16-true with a float32 copy", _WHY_A_COPY),
     "bf16-stochastic": ("bf16-true with a float32 copy", _WHY_A_COPY),
     "fp16-mixed": ("fp16 with a float32 copy", _WHY_A_COPY),
@@ -192,6 +194,7 @@ def _callback(recipe: Recipe) -> dict[str, object]:
         "checkpointing": config.checkpointing,
         "compile": config.compile,
         "fp8": config.precision == "fp8",
+        "int8": config.precision == "int8-mixed",
         "memory_budget": config.memory_budget,
         "attention": config.attention,
         "float32_matmul_precision": "high" if config.precision == "tf32" else "highest",

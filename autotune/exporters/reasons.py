@@ -16,7 +16,15 @@ Values = Mapping[str, Collection[Any]]
 """{technique: values other than its default that an exporter writes, or has a reason for}."""
 
 KNOWN: Values = {
-    "precision": ("tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"),
+    "precision": (
+        "tf32",
+        "bf16-mixed",
+        "bf16-true",
+        "fp16-mixed",
+        "bf16-stochastic",
+        "fp8",
+        "int8-mixed",
+    ),
     "checkpointing": (
         "attention",
         "selective",

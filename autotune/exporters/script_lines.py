@@ -93,6 +93,8 @@ def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
         arguments.append("compiled=True")
     if config.precision == "fp8":
         arguments.append("fp8=True")
+    if config.precision == "int8-mixed":
+        arguments.append("int8=True")
     return f"{BLOCKS.removesuffix('.py')}.prepare_blocks({', '.join(['model', *arguments])})"
 
 

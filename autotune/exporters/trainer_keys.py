@@ -51,6 +51,10 @@ _LACKING: Table = {
             "it has no key: convert the linear layers of the blocks with torchao.float8, or use "
             "accelerate's fp8",
         ),
+        "int8-mixed": (
+            "bf16-mixed",
+            "it has no products in int8: autotune_blocks.py of the accelerate export has them",
+        ),
         "bf16-stochastic": (
             "bf16-true",
             "none of its optimizers rounds weights and state stochastically",

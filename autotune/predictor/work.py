@@ -173,6 +173,8 @@ def flops_of(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         return attention_flops(*args[:3])
     if packet in _ATTENTION_BACKWARD:
         return 2 * attention_flops(*args[1:4])
+    if packet is _aten._int_mm:
+        return 2 * args[0].numel() * args[1].shape[1]
     if packet is _GROUPED_PRODUCT:
         return _grouped_flops(args[0], args[1])
     formula = flop_registry.get(packet)

@@ -19,6 +19,7 @@ from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.fp8 import convert
 from autotune.shipped.fsdp import fully_shard_blocks
 from autotune.shipped.granularity import EVERY, SELECTIVE, recompute_in_blocks
+from autotune.shipped.int8 import use_int8
 from autotune.shipped.segments import recompute_segments
 
 
@@ -28,6 +29,7 @@ def prepare_blocks(
     checkpointing: str = "none",
     compiled: bool = False,
     fp8: bool = False,
+    int8: bool = False,
     path: str | None = None,
 ) -> None:
     """Applies the techniques to `model` in place, in the order in which they work together.
@@ -39,6 +41,9 @@ def prepare_blocks(
     if fp8:
         for block in found.blocks:
             convert(block)
+    if int8:
+        for block in found.blocks:
+            use_int8(block)
     known = ("none", "attention", *SELECTIVE, *EVERY, "sqrt")
     if checkpointing not in known:
         raise ValueError(

@@ -42,6 +42,7 @@ class AutotuneCallback(Callback):
         ] = "none",
         compile: Literal["none", "block", "model"] = "none",
         fp8: bool = False,
+        int8: bool = False,
         memory_budget: float = 1.0,
         attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto",
         float32_matmul_precision: Literal["highest", "high"] = "highest",
@@ -60,6 +61,7 @@ class AutotuneCallback(Callback):
             compile: Unit of torch.compile: none, each block, or the whole training step.
             fp8: Whether the linear layers of the blocks compute in fp8. Needs torchao and
                 trainer.precision bf16-mixed.
+            int8: Whether they compute in int8. Needs trainer.precision bf16-mixed.
             memory_budget: torch.compile's activation memory budget.
             attention: Kernel of scaled_dot_product_attention.
             float32_matmul_precision: "high" lets matrix products of float32 use TF32.
@@ -77,6 +79,7 @@ class AutotuneCallback(Callback):
         self.checkpointing = checkpointing
         self.compile = compile
         self.fp8 = fp8
+        self.int8 = int8
         self.memory_budget = memory_budget
         self.attention = attention
         self.float32_matmul_precision = float32_matmul_precision
@@ -98,14 +101,15 @@ class AutotuneCallback(Callback):
         torch.backends.cuda.enable_math_sdp(self.attention in ("auto", "math"))
 
     def prepare(self, module: LightningModule) -> None:
-        """Applies checkpointing, fp8 and compilation to the module in place."""
+        """Applies checkpointing, 8-bit products and compilation to the module in place."""
         compiles_blocks = self.compile == "block"
-        if self.checkpointing != "none" or compiles_blocks or self.fp8:
+        if self.checkpointing != "none" or compiles_blocks or self.fp8 or self.int8:
             prepare_blocks(
                 module,
                 checkpointing=self.checkpointing,
                 compiled=compiles_blocks,
                 fp8=self.fp8,
+                int8=self.int8,
                 path=self.blocks,
             )
         if self.compile == "model":

@@ -29,6 +29,7 @@ Precision = Literal[
     "fp16-mixed",
     "bf16-stochastic",
     "fp8",
+    "int8-mixed",
     "fp64",
     "fp16-true",
     "as-is",
@@ -82,9 +83,9 @@ class TrainingConfig(Built):
     ] = "fp32"
     """Number formats of computation and storage. `*-mixed`: autocast over fp32 weights;
     `bf16-true`: the whole model in bf16; `bf16-stochastic`: the same with stochastic rounding of
-    the update; `fp8`: bf16-mixed with the matrix products of the blocks in fp8. Only scripts have
-    `fp64` and `fp16-true`, whose weights are in these formats, and `as-is`, where they are in
-    several, or the script itself turns autocast on: nothing is changed then."""
+    the update; `fp8` and `int8-mixed`: bf16-mixed with the matrix products of the blocks in 8 bits.
+    Only scripts have `fp64` and `fp16-true`, whose weights are in these formats, and `as-is`, where
+    they are in several, or the script itself turns autocast on: nothing is changed then."""
 
     checkpointing: Annotated[
         Checkpointing,
@@ -501,6 +502,9 @@ FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
 """Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
 (`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
 
+EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("fp8", "int8-mixed")
+"""Precisions with layers of their own, which multiply matrices in 8 bits."""
+
 SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
 """The values of `sharding` with which a device has only a part of the weights between steps."""
 
@@ -753,11 +757,11 @@ RULES = (
         # The gradient of a weight is a matrix product along the tokens of a micro batch, and every
         # micro batch is full.
         lambda c, at: (
-            c["precision"] == "fp8"
+            c["precision"] in EIGHT_BIT_PRECISIONS
             and at.sequence_length is not None
             and c["micro_batch_size"] * at.sequence_length % FP8_MULTIPLE != 0
         ),
-        "precision fp8 needs micro batches whose number of tokens is a multiple of 16, and "
+        "precision {precision} needs micro batches whose number of tokens is a multiple of 16, and "
         "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens",
         "use a sequence length that is a multiple of 16, another micro_batch_size, "
         "or precision bf16-mixed",
@@ -778,9 +782,9 @@ RULES = (
     ),
     Rule(
         ("precision", "adapter"),
-        lambda c, _: c["precision"] == "fp8" and c["adapter"] != "none",
-        "precision fp8 converts the layers of the model's own weights, to which adapter {adapter} "
-        "adds matrices that are too narrow for it",
+        lambda c, _: c["precision"] in EIGHT_BIT_PRECISIONS and c["adapter"] != "none",
+        "precision {precision} converts the layers of the model's own weights, to which adapter "
+        "{adapter} adds matrices that are too narrow for it",
         "use precision bf16-mixed, with base_weights fp8 for the memory",
     ),
     Rule(
@@ -935,8 +939,9 @@ RULES = (
     ),
     Rule(
         ("precision", "tensor_parallel"),
-        lambda c, _: c["tensor_parallel"] > 1 and c["precision"] == "fp8",
-        "precision fp8 has layers of its own, which tensor_parallel {tensor_parallel} cannot split",
+        lambda c, _: c["tensor_parallel"] > 1 and c["precision"] in EIGHT_BIT_PRECISIONS,
+        "precision {precision} has layers of its own, which tensor_parallel {tensor_parallel} "
+        "cannot split",
         "use precision bf16-mixed, or tensor_parallel 1",
     ),
     Rule(

@@ -26,7 +26,7 @@ class DataSheet:
     compute_capability: str
     memory_gigabytes: int
     matrix_teraflops: Mapping[str, float]
-    """By number format."""
+    """By number format; for int8 10^12 integer operations per second."""
     bandwidth_gigabytes: float
     """Per second."""
     source: str
@@ -53,8 +53,15 @@ class DataSheet:
         )
 
 
-_HOPPER_SXM = {"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
-_AMPERE = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_HOPPER_SXM = {
+    "fp32": 67.0,
+    "tf32": 494.7,
+    "bf16": 989.4,
+    "fp16": 989.4,
+    "fp8": 1978.9,
+    "int8": 1978.9,
+}
+_AMPERE = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0, "int8": 624.0}
 _A100 = (
     "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
     "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
@@ -86,7 +93,14 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("H100 PCIe",),
         compute_capability="9.0",
         memory_gigabytes=80,
-        matrix_teraflops={"fp32": 51.0, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0},
+        matrix_teraflops={
+            "fp32": 51.0,
+            "tf32": 378.0,
+            "bf16": 756.0,
+            "fp16": 756.0,
+            "fp8": 1513.0,
+            "int8": 1513.0,
+        },
         bandwidth_gigabytes=2000,
         source=_H100,
         link_gigabytes=64.0,
@@ -123,7 +137,14 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("L40S",),
         compute_capability="8.9",
         memory_gigabytes=48,
-        matrix_teraflops={"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0},
+        matrix_teraflops={
+            "fp32": 91.6,
+            "tf32": 183.0,
+            "bf16": 362.0,
+            "fp16": 362.0,
+            "fp8": 733.0,
+            "int8": 733.0,
+        },
         bandwidth_gigabytes=864,
         source="https://www.nvidia.com/en-us/data-center/l40s/",
     ),
@@ -131,7 +152,14 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("L4",),
         compute_capability="8.9",
         memory_gigabytes=24,
-        matrix_teraflops={"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5},
+        matrix_teraflops={
+            "fp32": 30.3,
+            "tf32": 60.0,
+            "bf16": 121.0,
+            "fp16": 121.0,
+            "fp8": 242.5,
+            "int8": 242.5,
+        },
         bandwidth_gigabytes=300,
         source="https://www.nvidia.com/en-us/data-center/l4/",
     ),
@@ -139,7 +167,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("A10",),
         compute_capability="8.6",
         memory_gigabytes=24,
-        matrix_teraflops={"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0},
+        matrix_teraflops={"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0, "int8": 250.0},
         bandwidth_gigabytes=600,
         source="https://www.nvidia.com/en-us/data-center/products/a10-gpu/",
     ),
@@ -147,7 +175,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("T4",),
         compute_capability="7.5",
         memory_gigabytes=16,
-        matrix_teraflops={"fp32": 8.1, "fp16": 65.0},
+        matrix_teraflops={"fp32": 8.1, "fp16": 65.0, "int8": 130.0},
         bandwidth_gigabytes=320,
         source="https://www.nvidia.com/en-us/data-center/tesla-t4/",
         link_gigabytes=16.0,
@@ -156,7 +184,14 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("GeForce RTX 4090",),
         compute_capability="8.9",
         memory_gigabytes=24,
-        matrix_teraflops={"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
+        matrix_teraflops={
+            "fp32": 82.6,
+            "tf32": 82.6,
+            "bf16": 165.2,
+            "fp16": 165.2,
+            "fp8": 330.3,
+            "int8": 660.6,
+        },
         bandwidth_gigabytes=1008,
         source="https://images.nvidia.com/aem-dam/Solutions/geforce/ada/"
         "nvidia-ada-gpu-architecture.pdf",
@@ -165,7 +200,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
         names=("GeForce RTX 3090",),
         compute_capability="8.6",
         memory_gigabytes=24,
-        matrix_teraflops={"fp32": 35.6, "tf32": 35.6, "bf16": 71.0, "fp16": 71.0},
+        matrix_teraflops={"fp32": 35.6, "tf32": 35.6, "bf16": 71.0, "fp16": 71.0, "int8": 284.0},
         bandwidth_gigabytes=936,
         source="https://www.nvidia.com/content/PDF/"
         "nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",

@@ -152,6 +152,7 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
     "bf16-stochastic": ParityTolerance(loss=1e-2, gradient=1e-1, change=0.7),
     "fp16-mixed": ParityTolerance(loss=1e-3, gradient=1e-2, change=0.5),
     "fp8": ParityTolerance(loss=2e-2, gradient=2e-1, change=0.7),
+    "int8-mixed": ParityTolerance(loss=2e-2, gradient=2e-1, change=0.7),
     "fp64": ParityTolerance(loss=1e-4, gradient=1e-2, change=0.3),
     "fp16-true": ParityTolerance(loss=1e-2, gradient=1e-1, change=0.6),
     "as-is": ParityTolerance(loss=1e-2, gradient=1e-1, change=0.6),

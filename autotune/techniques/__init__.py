@@ -28,6 +28,7 @@ from autotune.techniques import (
     deepspeed_engine,
     feed_forward,
     fp8,
+    int8_mixed,
     kernels,
     loss,
     memory_budget,
@@ -130,6 +131,7 @@ def apply_techniques(
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)
+    int8_mixed.convert_blocks(parts, config.precision)
     wrap_blocks(parts, config)
     rule = UpdateRule(
         optimizer=config.optimizer,

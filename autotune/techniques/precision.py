@@ -10,8 +10,9 @@
 | bf16-stochastic | the same | a slower update, rounded at random (`stochastic_rounding.py`) | |
 | fp64, fp16-true, as-is | nothing: what a script brings (`own_precision.py`) | | |
 | fp8 | time, some activations (`fp8.py`) | 3 bits of mantissa | torchao, Hopper or Ada |
+| int8-mixed | time (`int8_mixed.py`) | 8 bits by row | NVIDIA Turing for speed |
 
-Ampere and Hopper stand for these GPUs and newer ones.
+Turing, Ampere and Hopper stand for these GPUs and newer ones.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html and .../notes/numerical_accuracy.html
 """
@@ -23,12 +24,13 @@ from torch import nn
 
 from autotune.errors import first_line_of
 from autotune.spec.config import Precision
-from autotune.techniques import fp8
+from autotune.techniques import fp8, int8_mixed
 
 _AUTOCAST_DTYPES = {
     "bf16-mixed": torch.bfloat16,
     "fp16-mixed": torch.float16,
     "fp8": torch.bfloat16,
+    "int8-mixed": torch.bfloat16,
 }
 FIRST_WITH_TF32 = (8, 0)
 """Compute capability of NVIDIA's Ampere. Source: CUDA C++ Programming Guide, Compute Capabilities.
@@ -78,6 +80,8 @@ def unavailable(precision: Precision, *, device: torch.device) -> str | None:
     """
     if precision == "fp8":
         return fp8.unavailable(device=device)
+    if precision == "int8-mixed":
+        return int8_mixed.unavailable(device=device)
     if precision == "tf32":
         return _why_no_tf32(device)
     try:

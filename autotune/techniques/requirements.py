@@ -14,7 +14,7 @@ from autotune.errors import IllegalConfiguration, first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
-from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
+from autotune.spec.config import DEPENDENT_FIELDS, EIGHT_BIT_PRECISIONS, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.techniques import attention, feed_forward, kernels, tensor_parallel
 from autotune.techniques.adapter import missing_layers, saved_modules
@@ -134,7 +134,7 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return "it runs several blocks as one, and this model's take different arguments"
         case ("checkpointing", "sqrt") if len(set(parts.blocks)) < len(parts.blocks):
             return "it runs several blocks as one, and this model calls one block several times"
-        case ("precision", "fp8") if not _can_be_fp8(parts):
+        case ("precision", name) if name in EIGHT_BIT_PRECISIONS and not _can_be_8_bit(parts):
             return (
                 "no torch.nn.Linear in the model's blocks has sides that are multiples of "
                 f"{FP8_MULTIPLE}"
@@ -220,7 +220,7 @@ def _attention_calls(parts: ModelParts, sequence_length: int) -> list[AttentionC
     return list(collector.calls)
 
 
-def _can_be_fp8(parts: ModelParts) -> bool:
+def _can_be_8_bit(parts: ModelParts) -> bool:
     if parts.blocks_owner is None:
         return False
     return any(can_be_fp8(layer) for block in parts.blocks for layer in block.modules())

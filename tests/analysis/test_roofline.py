@@ -60,7 +60,7 @@ def test_a_trial_faster_than_its_roof_leaves_no_utilization_in_its_format():
 
 
 def test_every_precision_that_names_one_has_a_number_format():
-    rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8", "fp64"), 1e10)
+    rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp64"), 1e10)
     device = replace(DEVICE, matrix_flops_per_second=rates)
     for precision in CHOICES["precision"]:
         trial = replace(FP32, config=TrainingConfig(precision=precision))

@@ -98,6 +98,14 @@ def test_products_of_blocks_are_converted_to_fp8_and_the_head_is_not(model):
     assert not isinstance(shipped.head, torchao.Float8Linear)
 
 
+def test_products_of_blocks_are_converted_to_int8_and_the_head_is_not(model):
+    shipped = copy.deepcopy(model)
+    prepare_blocks(shipped, int8=True)
+    kinds = [type(layer).__name__ for layer in shipped.modules()]
+    assert kinds.count("Int8Linear") == 5 * LAYERS
+    assert type(shipped.head) is torch.nn.Linear
+
+
 def test_blocks_are_found_where_trials_find_them(model):
     owner = torch.nn.Module()
     owner.network = copy.deepcopy(model)

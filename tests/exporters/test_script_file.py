@@ -19,7 +19,7 @@ def every_script(tmp_path):
         exported(make_workload("cpu", {}), **choices)
         for choices in (EAGER | ALONE | COMPILED).values()
     )
-    for precision in ("fp16-mixed", "fp8", "tf32"):
+    for precision in ("fp16-mixed", "fp8", "int8-mixed", "tf32"):
         yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
     for kind in ("a text with a BPE", "padded rows", "streamed rows"):
         yield exported(make_workload("cpu", settings_of_text(tmp_path, kind)))

@@ -288,7 +288,13 @@ def test_with_a_step_in_backward_a_training_goes_on_from_its_checkpoint(tmp_path
 
 
 @pytest.mark.parametrize(
-    "settings", [{"checkpointing": "selective"}, {"checkpointing": "sqrt"}, {"precision": "fp8"}]
+    "settings",
+    [
+        {"checkpointing": "selective"},
+        {"checkpointing": "sqrt"},
+        {"precision": "fp8"},
+        {"precision": "int8-mixed"},
+    ],
 )
 def test_what_is_saved_has_the_usual_names(settings, tmp_path):
     with trainer_of(exported(**settings), tmp_path) as (_, trainer):

@@ -27,7 +27,7 @@ SCRATCH_BYTES = 128 * 1024
 EAGER = [
     {},
     *({"checkpointing": value} for value in CHOICES["checkpointing"] if value != "none"),
-    *({"precision": value} for value in ("bf16-mixed", "bf16-true", "fp16-mixed")),
+    *({"precision": value} for value in ("bf16-mixed", "bf16-true", "fp16-mixed", "int8-mixed")),
     *(
         pytest.param({"optimizer": value}, marks=[pytest.mark.slow] * facts.compiles_update)
         for value, facts in OPTIMIZERS.items()

@@ -105,6 +105,29 @@ def test_a_shipped_space_says_in_one_line_what_it_is_for(name):
     assert "\n" not in description
 
 
+def test_the_space_of_everything_holds_every_value_of_every_technique():
+    techniques = load_space("everything").techniques
+    assert techniques.keys() == set(FIELD_ORDER)
+    listed = {field: sorted(values) for field, values in techniques.items() if field in SEARCHED}
+    assert listed == {field: sorted(values) for field, values in SEARCHED.items()}
+
+
+def test_the_space_of_everything_holds_some_values_of_techniques_with_numbers():
+    techniques = load_space("everything").techniques
+    assert techniques["micro_batch_size"] == "divisors"
+    numbers = set(FIELD_ORDER) - {*SEARCHED, "micro_batch_size"}
+    for field in numbers:
+        assert getattr(TrainingConfig(), field) in techniques[field]
+        assert len(techniques[field]) > 2
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_space_of_everything_needs_no_list(devices):
+    legal = bound("everything", devices=devices, global_batch=16)
+    assert legal.count() > 100_000_000
+    assert len(set(itertools.islice(legal.shuffled(0), 100))) == 100
+
+
 @EVERY_SHIPPED_SPACE
 def test_every_named_configuration_of_a_shipped_space_is_legal(name):
     space = load_space(name)

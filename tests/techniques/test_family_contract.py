@@ -14,6 +14,7 @@ from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.shipped import activation_offload
+from autotune.shipped.int8 import Int8Linear
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import (
     CHOICES,
@@ -31,7 +32,7 @@ from tests.techniques.operators import OperatorCount
 from tests.techniques.pairwise import pairwise
 
 STEPS = 3
-TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2}
+TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2, "int8-mixed": 3e-2}
 OF_16_BIT = 2e-2
 PLAIN_SHARE = 8
 """The plain tests run one in this many of the sampled rows."""
@@ -224,6 +225,9 @@ def check_effects(row, trainer, moved):
     # Its products are seen as plain ones from outside of its tensors.
     assert any(type(module).__name__ == "Float8Linear" for module in parts.model.modules()) == (
         row["precision"] == "fp8"
+    )
+    assert any(isinstance(module, Int8Linear) for module in parts.model.modules()) == (
+        row["precision"] == "int8-mixed"
     )
 
 

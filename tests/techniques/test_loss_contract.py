@@ -30,6 +30,7 @@ TOLERANCE_BY_PRECISION = {
     "fp16-mixed": 5e-3,
     "bf16-stochastic": 2e-2,
     "fp8": 2e-2,
+    "int8-mixed": 2e-2,
 }
 
 
@@ -81,7 +82,7 @@ def test_precision_stays_within_its_documented_tolerance(value, losses_of, refer
 
 
 @pytest.mark.parametrize(
-    "value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"]
+    "value", ["bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8", "int8-mixed"]
 )
 def test_sixteen_bit_precision_changes_the_losses(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) != reference

@@ -8,7 +8,7 @@ import torch
 from autotune.errors import IllegalConfiguration
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import EIGHT_BIT_PRECISIONS, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.workload import make_workload
 from autotune.techniques.requirements import check_parts, missing_parts
@@ -107,15 +107,16 @@ def test_a_model_with_other_attention_functions_supports_no_backend():
     assert set(missing_attention(ModelParts(model=model))) == {"flash", "math"}
 
 
-def test_blocks_without_a_suitable_matrix_do_not_support_fp8(shapes_of):
+@pytest.mark.parametrize("precision", EIGHT_BIT_PRECISIONS)
+def test_blocks_without_a_suitable_matrix_do_not_support_8_bits(shapes_of, precision):
     odd = {
         "hidden_size": 40,
         "intermediate_size": 60,
         "num_attention_heads": 5,
         "num_key_value_heads": 5,
     }
-    missing = missing_parts(shapes_of(model_type="llama", **odd), {"precision": ["fp8"]})
-    assert "multiples of 16" in missing["precision"]["fp8"]
+    missing = missing_parts(shapes_of(model_type="llama", **odd), {"precision": [precision]})
+    assert "multiples of 16" in missing["precision"][precision]
 
 
 def test_a_requested_chunked_loss_is_rejected_where_logits_change_after_the_head(shapes_of):

@@ -275,6 +275,7 @@ def test_an_inner_width_that_the_degree_does_not_divide_is_named(tmp_path):
         {"sharding": "hsdp"},
         {"precision": "fp16-mixed"},
         {"precision": "fp8"},
+        {"precision": "int8-mixed"},
         {"precision": "bf16-stochastic"},
         {"optimizer": "adafactor"},
         {"optimizer": "adamw-8bit"},

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.analysis.roofline import MatrixFormat, matrix_format
 from autotune.predictor.work import WorkMeter
+from autotune.shipped.int8 import quantized_rows
 from autotune.spec.config import Precision
 from autotune.spec.workload import LinearShape
 
@@ -141,6 +142,9 @@ def _product(kind: MatrixFormat, device: torch.device, shape: LinearShape) -> Ca
     dtype = dtypes.get(kind, torch.float32)
     first = torch.rand(rows, inner, device=device, dtype=dtype)
     second = torch.rand(columns, inner, device=device, dtype=dtype)
+    if kind == "int8":
+        first_8, second_8 = quantized_rows(first)[0], quantized_rows(second)[0]
+        return lambda: torch._int_mm(first_8, second_8.t())
     if kind != "fp8":
         return lambda: first @ second.t()
     first_8, second_8 = (part.to(torch.float8_e4m3fn) for part in (first, second))

@@ -22,7 +22,14 @@ from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.workload import Workload
 
-_AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixed": "torch.float16"}
+_AUTOCAST = {
+    "bf16-mixed": "torch.bfloat16",
+    "fp8": "torch.bfloat16",
+    "int8-mixed": "torch.bfloat16",
+    "fp16-mixed": "torch.float16",
+}
+CONVERSIONS = {"fp8": "convert(block)", "int8-mixed": "use_int8(block)"}
+"""The statements that make the linear layers of a block multiply in 8 bits."""
 _EVERY = {"every-2": 2, "every-4": 4}
 
 
@@ -136,6 +143,7 @@ def technique_modules(config: TrainingConfig) -> list[str]:
     needed = {
         "chunked_loss": config.loss == "chunked",
         "fp8": config.precision == "fp8",
+        "int8": config.precision == "int8-mixed",
         "fused_adapters": config.adapter_kernels == "fused",
         "tiled": config.feed_forward == "tiled",
         "activation_offload": config.activation_offload == "cpu",
@@ -191,11 +199,11 @@ def _compile(config: TrainingConfig, module: str) -> str:
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     """Returns the lines that change the blocks; `is_ours` for a model that is built in."""
     lines = []
-    if config.precision == "fp8":
+    if config.precision in CONVERSIONS:
         lines += [
             "# First, so that checkpointing and compilation see the converted layers.",
             "for block in blocks:",
-            "    convert(block)",
+            f"    {CONVERSIONS[config.precision]}",
         ]
     if config.feed_forward == "tiled":
         attention = '"attention"' if is_ours else "found.attention_name"

@@ -84,6 +84,7 @@ _FSDP2 = "it uses FSDP2, which computes the residual stream and every norm in bf
 _AUTOCAST = (
     "on one device it runs every forward pass under autocast: norms and softmax compute in float32"
 )
+_NO_INT8 = "torchtitan converts layers to float8 and mxfp8, not to int8"
 _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
     "0.3": {
         "bf16-mixed": ("bf16-mixed by FSDP2", f"torchtitan 0.3 has no autocast: {_FSDP2}"),
@@ -99,6 +100,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
             "fp8 by rows",
             f"torchtitan 0.3 has one scale per row, not one per tensor, and no autocast: {_FSDP2}",
         ),
+        "int8-mixed": ("bf16-mixed by FSDP2", f"{_NO_INT8}, and no autocast: {_FSDP2}"),
     },
     "0.2": {
         "fp16-mixed": ("bf16-mixed", "torchtitan has no float16 and no loss scaling"),
@@ -110,6 +112,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
             "bf16-true under autocast",
             f"torchtitan rounds updates of bfloat16 weights to nearest, and {_AUTOCAST}",
         ),
+        "int8-mixed": ("bf16-mixed", _NO_INT8),
     },
 }
 """{version: {precision that it does not support: (what the files do instead, why)}}."""
@@ -130,6 +133,7 @@ _BY_FSDP2 = {
     "fp16-mixed": ("bf16-mixed by FSDP2", "torchtitan has no float16 and no loss scaling"),
     "bf16-stochastic": ("bf16-true", "torchtitan rounds updates of bfloat16 weights to nearest"),
     "fp8": ("fp8, the rest by FSDP2", _SHARED),
+    "int8-mixed": ("bf16-mixed by FSDP2", _NO_INT8),
 }
 _NO_AUTOCAST = "torchtitan 0.2 has no autocast with split matrices alone"
 _SPLIT = {

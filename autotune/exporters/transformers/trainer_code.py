@@ -17,6 +17,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.promise import is_promised, literal_lines
 from autotune.exporters.pytorch.techniques import (
+    CONVERSIONS,
     adapter_constants,
     adding_lines,
     technique_modules,
@@ -80,7 +81,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
 
 def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
     checkpoints_in_code = config.checkpointing != "none" and not by_keys
-    changes_blocks = config.precision == "fp8" or config.feed_forward == "tiled"
+    changes_blocks = config.precision in CONVERSIONS or config.feed_forward == "tiled"
     return checkpoints_in_code or config.compile == "block" or changes_blocks
 
 
@@ -287,8 +288,8 @@ def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":
         lines.append("use_chunked_loss(model, chunked_token_loss)")
-    if config.precision == "fp8":
-        lines += ["for block in found.blocks:", "    convert(block)"]
+    if config.precision in CONVERSIONS:
+        lines += ["for block in found.blocks:", f"    {CONVERSIONS[config.precision]}"]
     if config.feed_forward == "tiled":
         lines.append("tile_blocks(found.blocks, found.attention_name)")
     if not by_keys:

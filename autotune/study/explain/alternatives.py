@@ -33,7 +33,7 @@ from autotune.spec.prediction import Prediction
 from autotune.units import format_size
 
 _WORTH_A_PREDICTION: Mapping[str, Sequence[Any]] = {
-    # tf32 stores the same bytes as fp32, fp16 and fp8 as bf16, and stochastic as bf16-true.
+    # tf32 stores the same bytes as fp32, fp16 and 8 bits as bf16, and stochastic as bf16-true.
     "precision": ("bf16-mixed", "bf16-true"),
     "checkpointing": ("attention", "selective", "every-2", "block", "sqrt"),
     "attention": (),  # torch's default stores least on every device

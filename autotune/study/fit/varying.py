@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.errors import InvalidInput
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.config import EIGHT_BIT_PRECISIONS, TrainingConfig, check_legal
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 
@@ -81,13 +81,13 @@ class Varying:
         return values[:end], self._why_illegal(values[end], config)
 
     def _values_for_precision(self, config: TrainingConfig) -> Sequence[int]:
-        """Returns the values, for fp8 only those whose number of tokens it can multiply.
+        """Returns the values, for 8 bits only those whose number of tokens they can multiply.
 
-        Between values that fp8 cannot multiply there are others that it can, so bisection needs
+        Between values that they cannot multiply there are others that they can, so bisection needs
         them removed.
         """
         others = {"seq-len": config.micro_batch_size, "micro-batch": self.workload.sequence_length}
-        if config.precision != "fp8" or self.vary not in others:
+        if config.precision not in EIGHT_BIT_PRECISIONS or self.vary not in others:
             return self._values
         return [value for value in self._values if value * others[self.vary] % FP8_MULTIPLE == 0]
 

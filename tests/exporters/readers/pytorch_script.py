@@ -158,6 +158,8 @@ def _reduced_in(training, length):
 def _precision(training, observer, optimizer):
     if any(type(module).__name__ == "Float8Linear" for module in training.model.modules()):
         return "fp8"
+    if any(type(module).__name__ == "Int8Linear" for module in training.model.modules()):
+        return "int8-mixed"
     if trained_dtype(training.model) == torch.bfloat16:
         return (
             "bf16-stochastic"

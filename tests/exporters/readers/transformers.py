@@ -174,6 +174,8 @@ def precision_on_one_device(module, trainer):
     inner = getattr(optimizer, "_single", optimizer)
     if any(type(part).__name__ == "Float8Linear" for part in model.modules()):
         return "fp8" if by_autocast == "bf16-mixed" else f"fp8 of {by_autocast}"
+    if any(type(part).__name__ == "Int8Linear" for part in model.modules()):
+        return "int8-mixed" if by_autocast == "bf16-mixed" else f"int8 of {by_autocast}"
     if type(inner).__name__ == "StochasticallyRounded":
         return "bf16-stochastic" if by_autocast == "bf16-true" else f"stochastic of {by_autocast}"
     if torch.get_float32_matmul_precision() == "high":
