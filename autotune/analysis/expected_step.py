@@ -120,8 +120,8 @@ BYTES_BY_PRECISION: Mapping[str, float] = {
 }
 """Relative to fp32."""
 COMPILED_BYTES: Mapping[str, float] = {"block": 0.74, "model": 0.69}
-COMPILED_FP8_BYTES = 0.47
-"""In fp8, whose conversions compiled code does within other kernels, relative to eager fp32."""
+COMPILED_BYTES_IN_8_BITS: Mapping[str, float] = {"fp8": 0.47, "int8-mixed": 0.65}
+"""Where compiled code does conversions within other kernels, relative to eager fp32."""
 
 NARROW_ACTIVATIONS, COMPILED_ACTIVATIONS, ACTIVATIONS_LEFT = 0.5, 0.85, 0.2
 """Of 16-bit or fp8 training, of compiled training, and on the device when they are offloaded."""
@@ -415,7 +415,7 @@ def _flops_factor(config: TrainingConfig) -> float:
 def _bytes_factor(config: TrainingConfig) -> float:
     """Returns the bytes that a step reads and writes, relative to the plain training."""
     factor = BYTES_BY_PRECISION.get(config.precision, 1.0) * COMPILED_BYTES.get(config.compile, 1.0)
-    if config.precision == "fp8" and config.compile != "none":
-        factor = COMPILED_FP8_BYTES
+    if config.precision in COMPILED_BYTES_IN_8_BITS and config.compile != "none":
+        factor = COMPILED_BYTES_IN_8_BITS[config.precision]
     factor *= RECOMPUTED_BYTES.get(config.checkpointing, 1.0)
     return factor * (1 + BYTES_WITHOUT_BUDGET * (1 - config.memory_budget))
