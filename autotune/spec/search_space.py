@@ -157,7 +157,7 @@ class _Beginning(NamedTuple):
     """The kinds of those values that a later rule or condition reads."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Next:
     """A value of the next field."""
 
@@ -195,7 +195,7 @@ class LegalSpace:
 
     def configurations(self) -> Iterator[TrainingConfig]:
         """Yield every legal configuration in a fixed order; none if the space only names some."""
-        return map(self.configuration, itertools.islice(itertools.count(), self.count()))
+        return map(self.configuration, range(self.count()))
 
     def shuffled(self, seed: int) -> Iterator[TrainingConfig]:
         """Yield every legal configuration in random order, of which each is as likely."""
@@ -363,13 +363,6 @@ class _Constraints:
         return not any(rule.broken(chosen, at) for rule in self.rules) and all(
             condition.allows(chosen) for condition in self.conditions
         )
-
-    @property
-    def fields(self) -> set[str]:
-        """The fields that they read."""
-        of_rules = (rule.fields for rule in self.rules)
-        of_conditions = ((*each.when, *each.then) for each in self.conditions)
-        return set(itertools.chain(*of_rules, *of_conditions))
 
 
 def check_space(space: SearchSpace) -> None:

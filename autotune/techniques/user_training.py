@@ -33,7 +33,7 @@ from autotune.techniques.widened import widened
 _NO_PRECISION: Mapping[Precision, str] = {
     "fp16-mixed": "a script calls backward on its loss itself, so that nothing scales it",
     "fp8": "a script's optimizer was made for the layers that fp8 would replace",
-    "int8-mixed": "a script calls its layers itself, whose products int8-mixed would replace",
+    "int8-mixed": "the layers of a script stay as they are, and int8-mixed computes them otherwise",
     "bf16-stochastic": "a script brings its own optimizer, which rounds to nearest",
 }
 _NOT_IN_A_SCRIPT = {
