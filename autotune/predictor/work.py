@@ -173,10 +173,8 @@ def flops_of(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         return attention_flops(*args[:3])
     if packet in _ATTENTION_BACKWARD:
         return 2 * attention_flops(*args[1:4])
-    if packet is _aten._int_mm:
-        return 2 * args[0].numel() * args[1].shape[1]
-    if packet is _GROUPED_PRODUCT:
-        return _grouped_flops(args[0], args[1])
+    if packet in (_GROUPED_PRODUCT, _aten._int_mm):
+        return _product_flops(args[0], args[1])
     formula = flop_registry.get(packet)
     if formula is None:
         return 0
@@ -192,10 +190,10 @@ def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
     return 2 * batch * heads * queries * key.shape[-2] * (size + value.shape[-1])
 
 
-def _grouped_flops(first: Tensor, second: Tensor) -> int:
-    """Returns the FLOPs of [rows, k] by [groups, k, n], or of [m, rows] by [rows, n].
+def _product_flops(first: Tensor, second: Tensor) -> int:
+    """Returns the FLOPs of [m, k] by [k, n], or of [rows, k] by [groups, k, n].
 
-    Each row is in one group.
+    Each row is in one group; the rows of [m, rows] by [rows, n] may be in groups as well.
     """
     return 2 * first.numel() * second.shape[-1]
 

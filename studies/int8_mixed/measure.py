@@ -85,6 +85,7 @@ def trace(**choices: Any) -> ParityTrace:
             trainer.training.parameters_by_block,
             device=torch.device("cpu"),
             precision="int8-mixed",
+            reference=None,
             is_trace=True,
         )
         batches = trainer.batches()
