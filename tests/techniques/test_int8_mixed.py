@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.models.weights import draw_weights
 from autotune.predictor.predict import predict
 from autotune.shipped import int8
 from autotune.shipped.int8 import Int8Linear, can_be_int8, quantized_rows, use_int8
@@ -14,6 +15,8 @@ from autotune.spec.parity import largest_difference
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques import find_unavailable
+from tests.building.gloo_ranks import on_ranks
+from tests.techniques.test_sharding import train
 from tests.training.test_parity_watch import trace_of
 
 CPU = torch.device("cpu")
@@ -194,3 +197,27 @@ def test_on_a_gpu_its_products_count_as_those_of_16_bits_do(compute_capability):
         ).flops_per_token
 
     assert flops_of("int8-mixed") == flops_of("bf16-mixed")
+
+
+def workload_of(devices):
+    sizes = {"layers": 2, "width": 64, "heads": 2, "vocab_size": 257, "sequence_length": 32}
+    settings = {**sizes, "global_batch": 8, "devices_per_trial": devices}
+    return make_workload("cpu", settings)
+
+
+def losses_of_rank(rank, folder, sharding):
+    config = TrainingConfig(precision="int8-mixed", sharding=sharding, micro_batch_size=4)
+    losses, _, _ = train(config, workload_of(2), folder)
+    torch.distributed.destroy_process_group()
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "zero3"])
+def test_two_processes_train_as_one_does(sharding, tmp_path):
+    draw_weights(workload_of(1), file=tmp_path / "weights.pt")
+    config = TrainingConfig(precision="int8-mixed", micro_batch_size=8)
+    alone, _, _ = train(config, workload_of(1), tmp_path)
+    # Gradients of weights have scales of the tokens of a process.
+    for losses in on_ranks(2, losses_of_rank, tmp_path, sharding):
+        assert losses == pytest.approx(alone, rel=5e-3)
