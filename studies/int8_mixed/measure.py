@@ -28,15 +28,11 @@ from autotune.training.trainer import Trainer
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16-mixed", "int8-mixed")
 SMALL = {"layers": 2, "width": 64, "heads": 2, "sequence_length": 64}
 WIDE = {"layers": 2, "width": 512, "heads": 8, "sequence_length": 256}
-BATCH, STEPS, SEEDS, ROUNDS = 8, 300, (0, 1), 5
+BATCH, STEPS, SEEDS, ROUNDS = 8, 300, (0, 1), 2
 TECHNIQUES: tuple[dict[str, Any], ...] = (
     {"micro_batch_size": 1},
-    {"micro_batch_size": 4},
     {"checkpointing": "block"},
-    {"checkpointing": "save-attention"},
     {"loss": "chunked"},
-    {"optimizer_fusion": "kernel"},
-    {"compile": "block"},
 )
 
 
