@@ -161,11 +161,11 @@ TOLERANCES: Mapping[Precision, ParityTolerance] = {
 depth and length; for comparison, a memory budget with dropout 0.1 differs by 7 to 17 %. The
 tolerance of fp32 is wider than rounding alone needs: a ReLU whose input is within rounding of zero
 passes its whole gradient or none, and one such ReLU of 64,512 changed the gradient of a block by
-0.14 %. int8-mixed differs by a tenth of its tolerance (`studies/int8_mixed/`). tf32 and fp8 were not
-measured, because the hardware was not available; tf32 has as many mantissa bits as fp16, fp8 four
-fewer than bf16. fp64 has the tolerance of fp32, and what scripts
-bring in fp16 or in several formats that of bf16-true. A change that is made twice instead of once
-differs by 0.8 or more, and one that is made half as often by 0.4."""
+0.14 %. int8-mixed differs by a tenth of its tolerance (`studies/int8_mixed/`). tf32 and fp8 were
+not measured, because the hardware was not available; tf32 has as many mantissa bits as fp16, fp8
+four fewer than bf16. fp64 has the tolerance of fp32, and what scripts bring in fp16 or in several
+formats that of bf16-true. A change that is made twice instead of once differs by 0.8 or more, and
+one that is made half as often by 0.4."""
 
 
 @dataclass(frozen=True, kw_only=True)
