@@ -6,6 +6,7 @@
     │   ├── InvalidSpace            a search-space file with a wrong key, value or condition
     │   ├── InvalidDataset          a dataset that is missing, empty or too short
     │   ├── IllegalConfiguration    techniques that cannot be combined
+    │   │   └── BudgetTooSmall          an activation budget below the least possible peak
     │   ├── UnknownStudy            the storage has no study of that name
     │   ├── UnknownSearch           the queue of the service has no search of that number
     │   ├── NotAllowed              the service does not accept such a submission
@@ -124,6 +125,10 @@ class ServerUnreachable(AutotuneError):
 
 class PredictionImpossible(AutotuneError):
     exit_code = 2
+
+
+class BudgetTooSmall(IllegalConfiguration, PredictionImpossible):
+    """Not even recomputing every block is enough: there is no peak to predict."""
 
 
 class PreparationFailed(AutotuneError):

@@ -175,7 +175,7 @@ def _cause(
     if moment == "elsewhere":
         return "no phase of the step exceeds what stays between them"
     if moment == "start of backward":
-        if config.checkpointing != "none" or config.memory_budget != 1.0:
+        if config.recomputation or config.memory_budget != 1.0:
             stored = "what is recomputed first comes on top of all that forward kept"
         else:
             stored = "all that forward kept for backward is still there"

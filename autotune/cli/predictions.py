@@ -21,7 +21,7 @@ from autotune.reporting.trial_text import (
 )
 from autotune.spec.cap import CLOSE, OVER, verdict_of
 from autotune.spec.config import TrainingConfig, configuration_of
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Prediction, kept_in_words
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload
 from autotune.study.prediction.compared import ComparedPrediction, for_devices
@@ -106,6 +106,8 @@ def print_answer(answer: ComparedPrediction) -> None:
         )
     console.print()
     console.print(holders)
+    for line in kept_in_words(prediction.kept):
+        say(f"Plan: {line}.")
     for note in prediction.notes:
         say(f"Note: {note}.")
     if extrapolated := extrapolation_note(prediction):

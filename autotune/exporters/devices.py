@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.exporters.export import Unsupported
-from autotune.exporters.reasons import Reason, Values, unknown_values
+from autotune.exporters.reasons import Reason, Values, unknown_values, without_plan
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
 from autotune.spec.learning_rates import rate_name
+from autotune.spec.setting import NO_LIMIT
 
 ZERO_STAGES: Mapping[str, int] = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """{sharding: the stage of ZeRO in DeepSpeed}. It has no groups, as `hsdp` has."""
@@ -41,6 +42,8 @@ class Closest:
     def __post_init__(self) -> None:
         self.trial = self.recipe
         unknown = unknown_values(self.config, self.has, trainer=self.trainer)
+        if self.config.activation_budget != NO_LIMIT and not self.recipe.kept:
+            unknown |= without_plan("its plan is not known, as the trial has not trained")
         for technique, (instead, why) in unknown.items():
             self.change(technique, instead, why)
         self.unknown = dict(self.reasons)

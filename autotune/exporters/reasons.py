@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS, algorithm_of
+from autotune.spec.setting import NO_LIMIT
 
 Reason = tuple[Any, str]
 """What the files do instead (None: the user's code decides it), and why, as `Unsupported` has it.
@@ -54,6 +55,7 @@ MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
 """The same of an exporter that has, or quotes, any optimizer by the name of its class."""
 WITH_KERNELS: Values = {
     **MADE_BY_CLASS,
+    "activation_budget": (),  # whatever its size
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
     "feed_forward": ("tiled",),
@@ -78,10 +80,12 @@ def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, 
 def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict[str, Reason]:
     """Returns {technique: reason} of the values of `config` that a trainer has no key for.
 
-    The files then do what is closest: the algorithm of which an optimizer is a form, otherwise the
-    default of the technique.
+    The files then do what is closest: the algorithm of which an optimizer is a form, for an
+    activation budget what needs the least memory, otherwise the default of the technique.
     """
     reasons: dict[str, Reason] = {}
+    if config.activation_budget != NO_LIMIT and "activation_budget" not in has:
+        reasons |= without_plan(f"{trainer} has no key for it")
     for technique in CHOICES:
         value, default = getattr(config, technique), getattr(TrainingConfig(), technique)
         if value == default or value in has.get(technique, ()):
@@ -90,3 +94,9 @@ def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict
         instead = closest if closest in has.get(technique, ()) else default
         reasons[technique] = (instead, f"{trainer} has no key for it")
     return reasons
+
+
+def without_plan(why: str) -> dict[str, Reason]:
+    """Returns {technique: reason} where files cannot have the plan for an activation budget."""
+    instead = "it takes the place of activation_budget, in no more memory and more time"
+    return {"activation_budget": (NO_LIMIT, why), "checkpointing": ("block", instead)}

@@ -9,6 +9,7 @@ from autotune.exporters.adapters import beside_adapters
 from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
+from autotune.spec.prediction import KeptOfBlock
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
@@ -69,6 +70,9 @@ class Recipe:
     perplexity: float | None = None
     padding_share: float | None = None
     bytes_by_kind: Mapping[str, int] | None = None
+    kept: tuple[KeptOfBlock, ...] = ()
+    """What each block keeps for its activation budget; empty without one, and where it is not
+    known."""
     device_name: str | None = None
     """The vendor's name of the device; of a CPU also the number of threads."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -155,6 +159,7 @@ def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:
         perplexity=record.perplexity,
         padding_share=record.padding_share,
         bytes_by_kind=record.bytes_by_kind,
+        kept=record.kept,
         device_name=result.device.name,
         versions=result.device.versions,
     )

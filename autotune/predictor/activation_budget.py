@@ -5,14 +5,16 @@ trained, and where the sum was off, planned again for a budget that is as much o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import nn
 
 from autotune.analysis.activation_budget import BlockTrace, Moment, plan_activations
-from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.errors import BudgetTooSmall, InvalidInput
+from autotune.memory.recording import Recording
 from autotune.predictor.block_traces import NOTHING_RUN, BlockMarks, BlockTraces, Rates
+from autotune.predictor.fake_step import ChangeOfRun, FakeRun
 from autotune.predictor.generated_code import is_compiled
 from autotune.predictor.gpu import Gpu
 from autotune.predictor.memory_fit import gpu_and_memory
@@ -23,9 +25,10 @@ from autotune.predictor.user_training import (
     blocks_to_recompute,
 )
 from autotune.shipped.granularity import Kept, recompute_but
-from autotune.spec.kept_activations import KeptActivations, KeptOfBlock
+from autotune.spec.kept_activations import KeptActivations
 from autotune.spec.memory_fit import MemoryFitRequest
 from autotune.spec.prediction import Prediction
+from autotune.techniques.checkpointing import in_words
 from autotune.units import format_size
 
 CPU_RATES = Rates(
@@ -64,23 +67,50 @@ def checkpointing_within(
     """
     assert request.max_mem is not None
     gpu, _ = gpu_and_memory(request.device)
-    planner = ActivationPlanner(training=training, gpu=gpu, say=say)
-    found = planner.find(request.max_mem)
-    for block, kept in zip(planner.blocks, found.kept, strict=True):
+    blocks = blocks_to_plan(training)
+    found = planner_of(training, gpu=gpu, say=say).find(request.max_mem)
+    for block, kept in zip(blocks, found.kept, strict=True):
         recompute_but(block, kept)
     return KeptActivations(
         budget_bytes=request.max_mem,
         prediction=found.prediction,
         least_bytes=None if found.least is None else found.least.peak_memory_bytes,
-        blocks=tuple(_in_words(kept) for kept in found.kept),
+        blocks=tuple(map(in_words, found.kept)),
     )
 
 
-def _in_words(kept: Kept | None) -> KeptOfBlock:
-    if isinstance(kept, frozenset):
-        operators = (f"{name.removeprefix('aten.')} {number}" for name, number in sorted(kept))
-        return KeptOfBlock(operators=tuple(operators))
-    return KeptOfBlock(recomputed_parts=kept or ())
+def blocks_to_plan(training: UserTraining) -> list[nn.Module]:
+    """Returns the blocks of a user's training. Raises InvalidInput where nothing can be planned."""
+    blocks = blocks_to_recompute(training.models.values())
+    if not blocks:
+        raise InvalidInput(
+            "the model has no list of alike blocks of which activations could be recomputed",
+            hint="put its layers into a torch.nn.ModuleList",
+        )
+    if any(getattr(block, "gradient_checkpointing", False) for block in blocks):
+        raise InvalidInput(
+            "the model recomputes its blocks already, by gradient_checkpointing_enable",
+            hint="call its gradient_checkpointing_disable() first",
+        )
+    if any(is_compiled(part) for block in blocks for part in block.modules()):
+        raise InvalidInput(
+            "blocks that are compiled run as one operator each, of which nothing can be chosen",
+            hint="call autotune.checkpoint first and torch.compile after it, or set "
+            "torch._functorch.config.activation_memory_budget instead",
+        )
+    return blocks
+
+
+def planner_of(
+    training: UserTraining, *, gpu: Gpu | None, say: Callable[[str], None] = lambda _: None
+) -> "ActivationPlanner":
+    """Returns the planner of a user's training; without a `gpu` it is for this machine's CPU."""
+
+    def run(change: ChangeOfRun) -> tuple[Prediction, Recording]:
+        fake = FakeUserTraining(training, Change(), gpu=gpu, change_blocks=change)
+        return fake.predict(), fake.recording
+
+    return ActivationPlanner(run=run, say=say)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,70 +126,35 @@ class BudgetedActivations:
     """Of the training with every block recomputed; None where nothing has to be."""
 
 
-class _TracedTraining(FakeUserTraining):
-    """Nothing is recomputed."""
-
-    def change_blocks(self, blocks: Sequence[nn.Module]) -> None:
-        self.traces = BlockTraces(blocks, GPU_RATES if self.is_cuda else CPU_RATES)
-
-
-class _MarkedTraining(FakeUserTraining):
-    """Everything is recomputed."""
-
-    def change_blocks(self, blocks: Sequence[nn.Module]) -> None:
-        self.marks = BlockMarks(self.watch, blocks)
-
-
 @dataclass(kw_only=True)
 class ActivationPlanner:
     """Finds plans for a training, and changes nothing."""
 
-    training: UserTraining
-    gpu: Gpu | None
-    """None for this machine's CPU."""
+    run: Callable[[ChangeOfRun], tuple[Prediction, Recording]]
+    """Predicts the training with its blocks changed; returns that and the recorded step, too."""
     say: Callable[[str], None] = lambda _: None
-    blocks: list[nn.Module] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.blocks = blocks_to_recompute(self.training.models.values())
-        if not self.blocks:
-            raise InvalidInput(
-                "the model has no list of alike blocks of which activations could be recomputed",
-                hint="put its layers into a torch.nn.ModuleList",
-            )
-        if any(getattr(block, "gradient_checkpointing", False) for block in self.blocks):
-            raise InvalidInput(
-                "the model recomputes its blocks already, by gradient_checkpointing_enable",
-                hint="call its gradient_checkpointing_disable() first",
-            )
-        if any(is_compiled(part) for block in self.blocks for part in block.modules()):
-            raise InvalidInput(
-                "blocks that are compiled run as one operator each, of which nothing can be chosen",
-                hint="call autotune.checkpoint first and torch.compile after it, or set "
-                "torch._functorch.config.activation_memory_budget instead",
-            )
 
     def find(self, budget_bytes: int) -> BudgetedActivations:
         """Returns the fastest plan that is found for a budget.
 
-        Raises IllegalConfiguration where not even recomputing every block is enough, and
+        Raises BudgetTooSmall where not even recomputing every block is enough, and
         PredictionImpossible.
         """
         whole = self.whole
         if whole.peak_memory_bytes <= budget_bytes:
             return BudgetedActivations(
-                kept=(None,) * len(self.blocks), prediction=whole, seconds=0.0, least=None
+                kept=(None,) * len(self._whole[1]), prediction=whole, seconds=0.0, least=None
             )
         least = self.least
         if least.peak_memory_bytes > budget_bytes:
-            raise IllegalConfiguration(
+            raise BudgetTooSmall(
                 f"a budget of {format_size(budget_bytes)} is less than the "
                 f"{format_size(least.peak_memory_bytes)} that the training needs with every block "
                 "recomputed",
                 hint="give at least that much, or fewer rows",
             )
         best = BudgetedActivations(
-            kept=(frozenset(),) * len(self.blocks),
+            kept=(frozenset(),) * len(self._traces),
             prediction=least,
             seconds=sum(trace.seconds * trace.passes for trace in self._traces),
             least=least,
@@ -201,22 +196,36 @@ class ActivationPlanner:
         return self._least[0]
 
     def _predicted(self, kept: tuple[Kept | None, ...]) -> Prediction:
-        return FakeUserTraining(self.training, Change(kept=kept), gpu=self.gpu).predict()
+        def keep(_run: FakeRun, blocks: Sequence[nn.Module]) -> None:
+            for block, of_block in zip(blocks, kept, strict=True):
+                recompute_but(block, of_block)
+
+        return self.run(keep)[0]
 
     @cached_property
     def _whole(self) -> tuple[Prediction, Sequence[BlockTrace | None]]:
+        """The prediction with nothing recomputed, and what each block runs."""
+        made: list[BlockTraces] = []
+
+        def trace(run: FakeRun, blocks: Sequence[nn.Module]) -> None:
+            made.append(BlockTraces(blocks, GPU_RATES if run.is_cuda else CPU_RATES))
+
         self.say("predicting a training step")
-        training = _TracedTraining(self.training, Change(), gpu=self.gpu)
-        return training.predict(), training.traces.traces
+        prediction, _ = self.run(trace)
+        return prediction, made[-1].traces
 
     @cached_property
     def _least(self) -> tuple[Prediction, BlockMarks]:
         """The prediction with every block recomputed, and the marks of its steady step."""
+        made: list[BlockMarks] = []
+
+        def mark(run: FakeRun, blocks: Sequence[nn.Module]) -> None:
+            made.append(BlockMarks(run.watch, blocks))
+
         self.say("predicting it with every block recomputed")
-        training = _MarkedTraining(self.training, Change(), gpu=self.gpu)
-        prediction = training.predict()
-        training.marks.read(training.recording)
-        return prediction, training.marks
+        prediction, recording = self.run(mark)
+        made[-1].read(recording)
+        return prediction, made[-1]
 
     @property
     def _traces(self) -> list[BlockTrace]:

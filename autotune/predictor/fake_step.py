@@ -4,7 +4,7 @@
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -391,6 +391,10 @@ class FakeRun:
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+ChangeOfRun = Callable[[FakeRun, Sequence[nn.Module]], None]
+"""Changes the blocks of the model that a run trains."""
 
 
 def peak_of(recording: Recording) -> int:

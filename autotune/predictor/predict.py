@@ -54,6 +54,7 @@ from autotune.errors import InvalidInput, PredictionImpossible, causes_of, class
 from autotune.memory.recording import Recording
 from autotune.predictor import cuda
 from autotune.predictor.accuracy import error_of, is_measured_on_cuda
+from autotune.predictor.activation_budget import ActivationPlanner
 from autotune.predictor.caching_allocator import count_pieces
 from autotune.predictor.depths import (
     Depths,
@@ -63,7 +64,14 @@ from autotune.predictor.depths import (
     deeper_than,
     extrapolate,
 )
-from autotune.predictor.fake_step import FAKE_DEVICE, WAY_OUT, FakeRun, FakeStep, modules_of
+from autotune.predictor.fake_step import (
+    FAKE_DEVICE,
+    WAY_OUT,
+    ChangeOfRun,
+    FakeRun,
+    FakeStep,
+    modules_of,
+)
 from autotune.predictor.gpu import gpu_of
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
@@ -74,12 +82,14 @@ from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Category, Prediction, PredictionRequest
-from autotune.techniques import Training, apply_techniques, kernels
+from autotune.spec.setting import NO_LIMIT
+from autotune.techniques import ChangeBlocks, Training, apply_techniques, kernels
+from autotune.techniques.checkpointing import in_words, keep_in_blocks
 from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.techniques.pinned_memory import bytes_to_host
 from autotune.techniques.sharding import make_mesh
 from autotune.training.step import TrainingStep
-from autotune.units import format_size
+from autotune.units import format_size, parse_size
 
 MICRO_BATCHES = 2
 """Micro batches that are run of a step. All after the second are like it: it finds gradients of an
@@ -118,12 +128,28 @@ def predict_rank(
         depths = None
         if request.may_be_extrapolated:
             depths = choose_depths(request.workload, request.config)
-        if depths is None:
+        if depths is None and request.config.activation_budget != NO_LIMIT and not request.kept:
+            prediction, alike = _within_budget(request)
+        elif depths is None:
             step = _FakeTraining(request).run()
             prediction, alike = _prediction_of(step, request), step.ranks_alike
         else:
             prediction, alike = _extrapolated(request, depths, run_jobs=run_jobs)
     return replace(prediction, seconds=time.perf_counter() - started), alike
+
+
+def _within_budget(request: PredictionRequest) -> tuple[Prediction, list[list[int]]]:
+    """Returns the prediction with the fastest plan within the activation budget."""
+    alike: list[list[int]] = []
+
+    def run(change: ChangeOfRun) -> tuple[Prediction, Recording]:
+        step = _FakeTraining(request, change).run()
+        alike[:] = step.ranks_alike
+        return _prediction_of(step, request), step.recording
+
+    planner = ActivationPlanner(run=run)
+    found = planner.find(parse_size(request.config.activation_budget))
+    return replace(found.prediction, kept=tuple(map(in_words, found.kept))), alike
 
 
 @contextmanager
@@ -225,7 +251,8 @@ def _why_whole(depths: Depths, found: Extrapolated | None) -> str:
 
 
 def _prediction_of(step: FakeStep, request: PredictionRequest) -> Prediction:
-    return step.prediction(request.config, with_timeline=request.with_timeline)
+    prediction = step.prediction(request.config, with_timeline=request.with_timeline)
+    return replace(prediction, kept=request.kept)
 
 
 class _FakeTraining(FakeRun):
@@ -235,8 +262,15 @@ class _FakeTraining(FakeRun):
     it leaves decides which pieces the allocator has for the second one.
     """
 
-    def __init__(self, request: PredictionRequest) -> None:
+    def __init__(
+        self, request: PredictionRequest, change_blocks: ChangeOfRun | None = None
+    ) -> None:
         self._request = request
+        self._change_blocks: ChangeBlocks | None = None
+        if change_blocks is not None:
+            self._change_blocks = partial(change_blocks, self)
+        elif request.kept:
+            self._change_blocks = partial(keep_in_blocks, planned=request.kept)
         is_cuda = request.device == "cuda"
         gpu = gpu_of(request.compute_capability, request.torch_version)
         super().__init__(gpu if is_cuda else None)
@@ -310,7 +344,12 @@ class _FakeTraining(FakeRun):
                 stack.enter_context(cuda.gpu_kernels(self.gpu, backend=request.config.attention))
             stack.enter_context(self.programs.active())
             training = apply_techniques(
-                request.config, request.workload, weights_file=None, device=FAKE_DEVICE, mesh=mesh
+                request.config,
+                request.workload,
+                weights_file=None,
+                device=FAKE_DEVICE,
+                mesh=mesh,
+                change_blocks=self._change_blocks,
             )
             stack.enter_context(taken_for_real())
             self._parameters = training.number_of_parameters

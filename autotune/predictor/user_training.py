@@ -43,13 +43,12 @@ from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces
 from autotune.predictor.double import Double
 from autotune.predictor.fake_mode import StorageWatch, is_of_program, line_in_words
-from autotune.predictor.fake_step import FakeRun, FakeStep, modules_of
+from autotune.predictor.fake_step import ChangeOfRun, FakeRun, FakeStep, modules_of
 from autotune.predictor.gpu import Gpu
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.one_device import as_if_on, without_a_trace
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.checkpointing import recompute
-from autotune.shipped.granularity import Kept, recompute_but
 from autotune.shipped.matrices import matrices_apart
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
@@ -132,8 +131,6 @@ class Change:
     """The first dimension of all tensors of the batch."""
     recomputed: int = 0
     """How many blocks, the first ones, are recomputed."""
-    kept: tuple[Kept | None, ...] = ()
-    """What each block keeps instead, as `recompute_but` takes it."""
     optimizer: Optimizer | None = None
 
 
@@ -189,7 +186,13 @@ class FakeUserTraining(FakeRun):
     way_out = "give a step that does what most steps do, without deciding it by that value"
 
     def __init__(
-        self, training: UserTraining, change: Change, *, gpu: Gpu | None, answer: float = 1
+        self,
+        training: UserTraining,
+        change: Change,
+        *,
+        gpu: Gpu | None,
+        change_blocks: ChangeOfRun | None = None,
+        answer: float = 1,
     ) -> None:
         """`answer` is what values that are not known are taken for."""
         super().__init__(gpu)
@@ -197,6 +200,7 @@ class FakeUserTraining(FakeRun):
         self.watch.answer = answer
         self._training = training
         self._change = change
+        self._change_blocks = change_blocks
         self._double = Double(self.watch)
         self._models: dict[str, nn.Module] = {}
         self._optimizers: list[Any] = []
@@ -235,10 +239,16 @@ class FakeUserTraining(FakeRun):
         except AutotuneError:
             if self.watch.reads and self.watch.answer == 1 and not self._is_recorded:
                 # Such as a step that ends where its loss is too large.
-                other = FakeUserTraining(self._training, self._change, gpu=self.gpu, answer=0)
+                other = FakeUserTraining(
+                    self._training,
+                    self._change,
+                    gpu=self.gpu,
+                    change_blocks=self._change_blocks,
+                    answer=0,
+                )
                 with suppress(AutotuneError):
                     prediction = other.predict()
-                    self._batch = other._batch
+                    self._batch, self.recording = other._batch, other.recording
                     return prediction
             raise
         except (Exception, SystemExit) as error:
@@ -316,7 +326,11 @@ class FakeUserTraining(FakeRun):
         step = double.copy(training.step)
         double.copy_named(self._models.values())
         self._models |= double.models
-        self.change_blocks(blocks)  # last, so that nothing of it is copied
+        # Last, so that nothing of it is copied.
+        for block in blocks[: change.recomputed]:
+            recompute(block)
+        if self._change_blocks is not None:
+            self._change_blocks(self, blocks)
         if step is not None:
             self._call = _bound(step, model=model, batch=batch, optimizer=optimizer)
             self._note_modes()
@@ -336,14 +350,6 @@ class FakeUserTraining(FakeRun):
                     f"{name or 'the model'} is in evaluation mode, and predicted so: call train() "
                     "before, where the training does"
                 )
-
-    def change_blocks(self, blocks: Sequence[nn.Module]) -> None:
-        """Recomputes the copies of the blocks that can be recomputed, as the change says."""
-        change = self._change
-        for block in blocks[: change.recomputed]:
-            recompute(block)
-        for block, kept in zip(blocks, change.kept, strict=False):
-            recompute_but(block, kept)
 
     def _copied_optimizer(self) -> Any:
         training, change, double = self._training, self._change, self._double

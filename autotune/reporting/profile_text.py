@@ -94,13 +94,13 @@ def _peak_lines(profile: Profile) -> Iterator[str]:
 def _checkpointing_lines(profile: Profile, config: TrainingConfig) -> Iterator[str]:
     recomputed = profile.recomputed_seconds
     activations = format_size(profile.bytes_by_category["activations"])
-    if config.checkpointing == "none":
+    if not config.recomputation:
         yield f"nothing is computed twice; activations at the peak take {activations}"
     elif recomputed is None:
         yield "forward passes run again inside of compiled code, where they cannot be told apart"
     else:
         yield (
-            f"checkpointing {config.checkpointing}: forward passes that run again take "
+            f"{config.recomputation}: forward passes that run again take "
             f"{format_milliseconds(recomputed)}, "
             f"{_share(recomputed, profile.profiled_step_seconds)} of a step; activations at the "
             f"peak take {activations}"

@@ -12,6 +12,7 @@ from autotune.reporting.trial_text import (
     utilization_sentence,
 )
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.prediction import kept_in_words
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_duration, format_percent, format_size
 
@@ -102,6 +103,8 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterator[tuple[str, s
         yield "compared with a plain training", f"{record.parity}{detail}"
     if left := left_in_16_bits(record.unquantized_share):
         yield "weights", left
+    if kept := "; ".join(kept_in_words(record.kept)):
+        yield "activations", kept
     if record.compile_seconds is not None:
         yield "compiling", format_duration(record.compile_seconds)
     if record.seconds is not None:

@@ -18,7 +18,7 @@ from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.limits import Range
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer, OptimizerFacts
 from autotune.spec.schema import Built
-from autotune.spec.setting import number, option_of, whole_number
+from autotune.spec.setting import NO_LIMIT, SizeOrNone, number, option_of, whole_number
 from autotune.spec.technique import Technique
 
 Precision = Literal[
@@ -189,6 +189,17 @@ class TrainingConfig(Built):
     """Whether the feed-forward part of a block computes all tokens of a sequence at once, or tile
     by tile, each of which is computed again in the backward pass."""
 
+    activation_budget: Annotated[
+        SizeOrNone,
+        Technique(
+            help="Peak memory for which it is planned what each block recomputes.",
+            metavar="SIZE",
+            is_added_later=True,
+        ),
+    ] = NO_LIMIT
+    """Peak of a step that decides, operator by operator, what each block keeps for the backward
+    pass; the rest is recomputed. `none`: there is no plan."""
+
     kernels: Annotated[
         Kernels,
         Technique(
@@ -344,7 +355,7 @@ class TrainingConfig(Built):
         for name, value in vars(self).items():
             # Thousands are loaded at once: only what is not known at once gets the full check.
             if value is not _DEFAULTS[name] and not _is_known(name, value):
-                check_value(name, value)
+                object.__setattr__(self, name, check_value(name, value))
         # 1 and 1.0, and 0.0 and -0.0, are the same budget and must give the same fingerprint.
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
 
@@ -395,6 +406,13 @@ class TrainingConfig(Built):
     def kind_of_training(self) -> str:
         """`full` without an adapter, else the adapter: trainings of one kind share a rate."""
         return "full" if self.adapter == "none" else self.adapter
+
+    @property
+    def recomputation(self) -> str:
+        """What decides which activations are recomputed, with its value; empty where none are."""
+        if self.activation_budget != NO_LIMIT:
+            return f"activation_budget {self.activation_budget}"
+        return "" if self.checkpointing == "none" else f"checkpointing {self.checkpointing}"
 
     @cached_property
     def compiled_class(self) -> tuple[Any, ...] | None:
@@ -455,7 +473,7 @@ WHOLE_NUMBERS = tuple(field for field in FIELD_ORDER if _NUMBERS.get(field, (str
 def _is_known(field: str, value: Any) -> bool:
     """Returns whether a value surely is one of a technique, as a fast check finds."""
     if value.__class__ is str:
-        return value in _CHOICES.get(field, ())
+        return value in _CHOICES.get(field, ()) or value == _DEFAULTS[field]
     if field not in _NUMBERS:
         return False
     kind, numbers = _NUMBERS[field]
@@ -515,8 +533,11 @@ UNDIVIDED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8")
 """Those that FSDP2 cannot divide: torchao 0.18 has no `aten.split` of its tensors."""
 
 
-def check_value(field: str, value: object) -> None:
-    """Raise InvalidInput, with the allowed values, if `value` is not a value of `field`."""
+def check_value(field: str, value: object) -> Any:
+    """Returns a value of `field` as configurations have it: a size in its one form.
+
+    Raises InvalidInput, with the allowed values, for what is no value of it.
+    """
     from autotune.spec.checked import checked_setting  # noqa: PLC0415  # imports pydantic, 0.07 s
 
     if field not in TECHNIQUES:
@@ -524,7 +545,7 @@ def check_value(field: str, value: object) -> None:
             f"there is no technique {field!r}",
             hint=suggestion(field, FIELD_ORDER, otherwise=f"use one of {', '.join(FIELD_ORDER)}"),
         )
-    checked_setting(TrainingConfig, field, value)
+    return checked_setting(TrainingConfig, field, value)
 
 
 _DEFAULT_CONFIG = TrainingConfig()
@@ -699,6 +720,34 @@ RULES = (
         "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
         "recomputed",
         "set checkpointing to none or memory_budget to 1.0",
+    ),
+    Rule(
+        ("checkpointing", "activation_budget"),
+        lambda c, _: c["activation_budget"] != NO_LIMIT and c["checkpointing"] != "none",
+        "activation_budget {activation_budget} and checkpointing {checkpointing} both decide what "
+        "is recomputed",
+        "set checkpointing to none, or leave activation_budget out",
+    ),
+    Rule(
+        ("compile", "activation_budget"),
+        lambda c, _: c["activation_budget"] != NO_LIMIT and c["compile"] != "none",
+        "activation_budget {activation_budget} predicts one plan after the other, for each of "
+        "which compile {compile} would compile the model anew",
+        "set compile to none, or memory_budget below 1.0 in place of activation_budget",
+    ),
+    Rule(
+        ("activation_offload", "activation_budget"),
+        lambda c, _: c["activation_budget"] != NO_LIMIT and c["activation_offload"] != "none",
+        "activation_offload {activation_offload} moves what blocks keep to the host, and "
+        "activation_budget {activation_budget} plans for it on the device",
+        "set activation_offload to none, or leave activation_budget out",
+    ),
+    Rule(
+        ("activation_budget", "engine"),
+        lambda c, _: c["activation_budget"] != NO_LIMIT and c["engine"] == "deepspeed",
+        "activation_budget {activation_budget} plans by predicting the peak, and what engine "
+        "deepspeed allocates is not predicted",
+        "use checkpointing, or engine torch",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),

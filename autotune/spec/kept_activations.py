@@ -5,13 +5,12 @@ fourth matrix product. All kernels of attention are `attention`.
 """
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.printable import printable
 from autotune.spec.limits import SizeBytes
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import KeptOfBlock, Prediction, kept_in_words
 from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.schema import Schema
 from autotune.spec.setting import Settings, Size, setting
@@ -23,24 +22,6 @@ class BudgetRequest(Settings):
     """The budget of `checkpoint`."""
 
     budget: Size = setting(help="Peak memory of a training step: 8GB, 1.5GiB.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptOfBlock(Schema):
-    """What one block keeps; the rest runs again in the backward pass."""
-
-    operators: tuple[str, ...] | None = None
-    """The calls of operators whose results it keeps; None: of all, but in `recomputed_parts`."""
-    recomputed_parts: tuple[str, ...] = ()
-    """The modules of the block that are recomputed whole, by their names in it."""
-
-    def __str__(self) -> str:
-        """Returns what it keeps."""
-        if self.recomputed_parts:
-            return f"everything but in {', '.join(self.recomputed_parts)}"
-        if self.operators is None:
-            return "everything"
-        return ", ".join(self.operators) or "nothing but its inputs"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -66,8 +47,7 @@ class KeptActivations(Schema):
         lines = [f"predicted peak {peak}, budget {budget}"]
         if self.least_bytes is not None:
             lines[0] += f", {format_size(self.least_bytes)} with every block recomputed"
-        for kept, count in Counter(map(str, self.blocks)).items():
-            lines.append(f"  {'1 block keeps' if count == 1 else f'{count} blocks keep'} {kept}")
+        lines += [f"  {line}" for line in kept_in_words(self.blocks)]
         return printable("\n".join(lines), keep_lines=True)
 
     def __repr__(self) -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -22,6 +23,7 @@ from autotune.spec.limits import (
     Work,
 )
 from autotune.spec.schema import Schema
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.workload import Workload
 from autotune.units import format_size
 
@@ -77,6 +79,34 @@ class Holder(Schema):
     count: Count
     size_bytes: SizeBytes
     """Size of all the blocks together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptOfBlock(Schema):
+    """What one block keeps; the rest runs again in the backward pass."""
+
+    operators: tuple[str, ...] | None = None
+    """The calls of operators whose results it keeps, such as `aten.mm 3`, the fourth `aten.mm`;
+    None: of all, but in `recomputed_parts`."""
+    recomputed_parts: tuple[str, ...] = ()
+    """The modules of the block that are recomputed whole, by their names in it."""
+
+    def __str__(self) -> str:
+        """Returns what it keeps."""
+        if self.recomputed_parts:
+            return f"everything but in {', '.join(self.recomputed_parts)}"
+        if self.operators is None:
+            return "everything"
+        names = [operator.removeprefix("aten.") for operator in self.operators]
+        return ", ".join(names) or "nothing but its inputs"
+
+
+def kept_in_words(blocks: Sequence[KeptOfBlock]) -> list[str]:
+    """Returns what how many blocks keep, a line for each kind: `3 blocks keep mm 0, mm 3`."""
+    return [
+        f"{'1 block keeps' if count == 1 else f'{count} blocks keep'} {kept}"
+        for kept, count in Counter(map(str, blocks)).items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +191,9 @@ class Prediction(Schema):
     check_error_bytes: SizeBytes | None = None
     """How far the extrapolation was off there. The bounds allow for what that may become at the
     whole depth."""
+    kept: tuple[KeptOfBlock, ...] = ()
+    """What each block keeps for an activation budget, in the order in which they run; empty without
+    one."""
     seconds: Seconds = 0.0
     """Time that the prediction took."""
 
@@ -195,11 +228,15 @@ class PredictionRequest(Schema):
     """Which of the devices of a trial."""
     extrapolates: Extrapolation = "nothing"
     """Which models may be extrapolated from shallower ones. A timeline is of the whole model."""
+    kept: tuple[KeptOfBlock, ...] = ()
+    """What each block keeps, where that is planned already; empty: an activation budget decides."""
 
     @property
     def may_be_extrapolated(self) -> bool:
         if self.with_timeline or self.extrapolates == "nothing":
             return False
+        if self.config.activation_budget != NO_LIMIT:
+            return False  # each block has its own part in the plan
         return self.extrapolates == "any" or self.config.compile == "model"
 
 
@@ -215,15 +252,20 @@ class Forecast(Schema):
     def plan(self) -> tuple[str, str] | None:
         """Key that is equal for configurations that run the same program.
 
-        torch.compile can generate the same program for several memory budgets; everything else in
-        the configurations must be equal. None without a compiled program or a prediction.
+        torch.compile can generate the same program for several memory budgets, and blocks can keep
+        the same for several activation budgets, or keep everything; everything else in the
+        configurations must be equal. None where it takes a prediction that is not there, or that
+        has compiled nothing.
         """
-        if self.prediction is None or self.prediction.plan is None:
+        config, prediction = self.config, self.prediction
+        if config.compile == "none" and config.activation_budget == NO_LIMIT:
+            return "", config.fingerprint
+        if prediction is None or (config.compile != "none" and prediction.plan is None):
             return None
-        config = self.config
-        if config.memory_budget != 1.0:
-            config = dataclasses.replace(config, memory_budget=1.0)
-        return self.prediction.plan, config.fingerprint
+        keeps_everything = all(one == KeptOfBlock() for one in prediction.kept)
+        kept = "" if keeps_everything else repr(prediction.kept)
+        plain = dataclasses.replace(config, memory_budget=1.0, activation_budget=NO_LIMIT)
+        return prediction.plan or kept, plain.fingerprint
 
 
 def check_release(torch_version: str | None) -> None:

@@ -21,6 +21,7 @@ from autotune.spec.limits import (
     Spread,
     Work,
 )
+from autotune.spec.prediction import KeptOfBlock
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.schema import Schema
 from autotune.spec.terms import ROWS, TOKENS, Counted, Terms
@@ -206,6 +207,8 @@ class Measurement(Schema):
     unquantized_share: Share | None = None
     """Share of the model's own weights, by their number, that quantized base weights leave in 16
     bits; None: nothing is quantized."""
+    kept: tuple[KeptOfBlock, ...] = ()
+    """What each block keeps for its activation budget; empty without one."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
 
@@ -363,6 +366,8 @@ class TrialRecord(Measurement):
         for name, value in values.items():
             if name in _MAPPING_FIELDS and value is not None:
                 values[name] = dict(value)
+            elif name == "kept":
+                values[name] = [dataclasses.asdict(block) for block in value]
             elif name in _PROVENANCE_FIELDS and value is not None:
                 values[name] = str(value)
             elif isinstance(value, float) and not math.isfinite(value):

@@ -170,6 +170,12 @@ def _read_size(given: Any) -> Any:
     return parse_size(given) if isinstance(given, str) else given
 
 
+def _read_size_or_none(given: Any) -> Any:
+    """Returns the one text of a size, which all ways of writing it have in common."""
+    is_size = isinstance(given, str | int) and not isinstance(given, bool)
+    return exact_size(parse_size(str(given))) if is_size and given != NO_LIMIT else given
+
+
 def _read_duration(given: Any) -> Any:
     return parse_duration(given) if isinstance(given, str) else _as_float(given)
 
@@ -205,6 +211,15 @@ SIZE = Format(
 )
 Size: TypeAlias = Annotated[int, SIZE]
 """Bytes, written as 8GiB."""
+SizeOrNone: TypeAlias = Annotated[
+    str,
+    Format(
+        wanted="a size with its unit, such as 8GiB, or none",
+        metavar="SIZE",
+        read=_read_size_or_none,
+    ),
+]
+"""A size as text, in the largest unit that represents it exactly, or `none` for no limit."""
 Duration: TypeAlias = Annotated[
     float,
     Format(

@@ -98,8 +98,10 @@ class _Reader:
         defaults = self._table(content, "defaults")
         self._check_keys(techniques, FIELD_ORDER, where="techniques")
         self._check_keys(defaults, FIELD_ORDER, where="defaults")
-        for field, value in defaults.items():
-            self._check_technique(field, value, where=f"defaults.{field}")
+        defaults = {
+            field: self._technique(field, value, where=f"defaults.{field}")
+            for field, value in defaults.items()
+        }
         space = SearchSpace(
             name=self._file.stem,
             description=self._text(content, "description"),
@@ -144,18 +146,15 @@ class _Reader:
             raise self._error(
                 f"{where} is an empty list", "list at least one value, or remove the key"
             )
-        for value in given:
-            self._check_technique(field, value, where=where)
-        values = [float(value) for value in given] if field == "memory_budget" else given
+        values = [self._technique(field, value, where=where) for value in given]
         if len(set(values)) != len(values):
             raise self._error(f"{where} = {given!r} has a value twice", "list each value once")
         return self._with_default_budget(field, values)
 
     def _range(self, field: str, given: dict[str, Any], *, where: str) -> tuple[Any, ...]:
-        if field in CHOICES:
-            raise self._error(
-                f"{where} = {given!r} is not a list", f"list values of {', '.join(CHOICES[field])}"
-            )
+        if field in CHOICES or field == "activation_budget":
+            listed = ", ".join(CHOICES.get(field, ("none", "8GiB")))
+            raise self._error(f"{where} = {given!r} is not a list", f"list values of {listed}")
         self._check_keys(given, ("from", "to", "step"), where=where)
         numbers: list[Any] = [given.get(key) for key in ("from", "to", "step")]
         if any(
@@ -185,7 +184,7 @@ class _Reader:
         count = int((last - first) / step + 1e-9) + 1
         values = [round(first + index * step, 10) for index in range(count)]
         for value in values:
-            self._check_technique(field, value, where=where)
+            self._technique(field, value, where=where)
         return self._with_default_budget(field, values)
 
     @staticmethod
@@ -221,12 +220,12 @@ class _Reader:
                 f"{where} is about a technique that the space does not vary",
                 f"add it to [techniques] or remove {where}",
             )
-        values = tuple(given) if isinstance(given, list) else (given,)
-        if not values:
+        listed = given if isinstance(given, list) else [given]
+        if not listed:
             raise self._error(f"{where} is an empty list", "list at least one value")
         known = self._values(field, techniques[field])
+        values = tuple(self._technique(field, value, where=where) for value in listed)
         for value in values:
-            self._check_technique(field, value, where=where)
             if known != DIVISORS and value not in known:
                 raise self._error(
                     f"{where} names {value!r}, which techniques.{field} does not list",
@@ -247,10 +246,12 @@ class _Reader:
                     f"two configurations have the name {name!r}", "give each another name"
                 )
             seen.add(name)
-            for field, value in given.items():
-                if field != "name":
-                    self._check_technique(field, value, where=f"{where}.{field}")
-            yield dict(given)
+            yield {
+                field: value
+                if field == "name"
+                else self._technique(field, value, where=f"{where}.{field}")
+                for field, value in given.items()
+            }
 
     def _reference(self, content: dict[str, Any], space: SearchSpace) -> Reference | None:
         table = self._table(content, "reference")
@@ -289,8 +290,9 @@ class _Reader:
                 table = f" in {where}" if where else ""
                 raise self._error(f"unknown key {key!r}{table}", hint)
 
-    def _check_technique(self, field: str, value: Any, *, where: str) -> None:
-        self._with_location(where, check_value, field, value)
+    def _technique(self, field: str, value: Any, *, where: str) -> Any:
+        """Returns a value of a technique as configurations have it."""
+        return self._with_location(where, check_value, field, value)
 
     def _with_location(self, where: str, check: Callable[..., Result], *given: Any) -> Result:
         """Returns the result of `check`; an InvalidInput that it raises gets file and key."""

@@ -9,6 +9,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import KeptOfBlock
 from autotune.spec.schema import Schema
 from autotune.spec.workload import Workload
 
@@ -64,6 +65,10 @@ class TrainingRequest(Schema):
     dequantized: bool = False
     """Whether quantized base weights are replaced by what they stand for: the plain training with
     which the quantized one is compared."""
+    kept: tuple[KeptOfBlock, ...] = ()
+    """What each block keeps, as is planned for an activation budget before the training starts."""
+    planned_for: Workload | None = None
+    """The workload that it is planned for, where that is not the trained one but at two blocks."""
     shares_perplexity: bool = False
     """Whether only memory and speed are needed: the training stops when they are measured."""
     evaluates_only: bool = False

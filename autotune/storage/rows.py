@@ -123,6 +123,8 @@ def _plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, dict):
         return {name: item for name, item in value.items() if _plain(item) is not None}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

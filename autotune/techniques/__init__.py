@@ -17,6 +17,7 @@ from autotune.models.parts import Buffers, ModelParts
 from autotune.models.weights import Placement, load_model
 from autotune.shipped.fused_adapters import fuse_adapters
 from autotune.spec.config import HELD_BY_THE_HOST, TrainingConfig
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.workload import Workload
 from autotune.techniques import (
     adapter,
@@ -45,6 +46,9 @@ from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updat
 from autotune.techniques.requirements import check_parts
 from autotune.techniques.sharding import DataParallel
 from autotune.techniques.tensor_parallel import SplitWeights, TensorParallel
+
+ChangeBlocks = Callable[[Sequence[nn.Module]], None]
+"""Changes the blocks of a model, each of which is there once, in the order in which they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +104,15 @@ def apply_techniques(
     device: torch.device,
     mesh: DeviceMesh | None = None,
     dequantized: bool = False,
+    change_blocks: ChangeBlocks | None = None,
 ) -> Training:
     """Returns the workload's model with every technique applied, and its updater.
 
     `mesh` arranges the devices of the trial, where it has several (`sharding.make_mesh`).
     `weights_file` has the initial weights; None leaves them unset, for fake tensors. With
     `dequantized`, quantized base weights are what they stand for, in ordinary layers: what they are
-    compared with. Raises IllegalConfiguration where the model lacks a part that a technique needs.
+    compared with. `change_blocks` does in the blocks what is planned for an activation budget.
+    Raises IllegalConfiguration where the model lacks a part that a technique needs.
     """
     # Process-wide settings come first: they must be in effect when the first kernel runs and when
     # the first graph is compiled.
@@ -132,7 +138,7 @@ def apply_techniques(
     # run.
     fp8.convert_blocks(parts, config.precision)
     int8_mixed.convert_blocks(parts, config.precision)
-    wrap_blocks(parts, config)
+    wrap_blocks(parts, config, change_blocks=change_blocks)
     rule = UpdateRule(
         optimizer=config.optimizer,
         fusion=config.optimizer_fusion,
@@ -212,9 +218,14 @@ def _placement(
     return whole
 
 
-def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:
+def wrap_blocks(
+    parts: ModelParts, config: TrainingConfig, *, change_blocks: ChangeBlocks | None = None
+) -> None:
     """Applies checkpointing and compilation to a model, in trials and in users' scripts."""
     feed_forward.set_feed_forward(parts, config.feed_forward)
+    assert change_blocks is not None or config.activation_budget == NO_LIMIT, "there is no plan"
+    if change_blocks is not None:
+        change_blocks(list(dict.fromkeys(parts.blocks)))
     # Inside the compiled region, so that the partitioner sees what is recomputed and fuses it.
     checkpointing.checkpoint_in_blocks(parts, config.checkpointing)
     compilation.compile_blocks(parts, config.compile)

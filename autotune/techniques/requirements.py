@@ -72,7 +72,10 @@ def missing_blocks(choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, 
     """Returns which of `choices` need blocks, {technique: {value: reason}}."""
     without = ModelParts(model=nn.Module())
     found: dict[str, dict[str, str]] = {}
-    needing = ("checkpointing", "compile", "optimizer", "offload", "sharding", "feed_forward")
+    needing = (
+        *("checkpointing", "activation_budget", "compile", "optimizer"),
+        *("offload", "sharding", "feed_forward"),
+    )
     for technique in needing:
         for value in choices.get(technique, ()):
             reason = _missing_part(without, technique, value)
@@ -113,9 +116,9 @@ def _why_unsupported(
 
 def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
     match technique, value:
-        case ("checkpointing", "none") | ("compile", "none" | "model"):
+        case ("checkpointing" | "activation_budget", "none") | ("compile", "none" | "model"):
             return None
-        case ("checkpointing" | "compile", _) if parts.blocks_owner is None:
+        case ("checkpointing" | "activation_budget" | "compile", _) if parts.blocks_owner is None:
             return "the model has no list of alike blocks that its forward pass calls"
         case ("offload", "all") if parts.blocks_owner is None:
             return "it moves the weights of one block after the other, and the model has no blocks"

@@ -37,6 +37,8 @@ _NO_PRECISION: Mapping[Precision, str] = {
     "bf16-stochastic": "a script brings its own optimizer, which rounds to nearest",
 }
 _NOT_IN_A_SCRIPT = {
+    "activation_budget": "what a script will do is not predicted, so that nothing can be planned: "
+    "call autotune.checkpoint in it",
     "loss": "a script computes its loss itself",
     "kernels": "a script puts Liger's kernels into its model itself, by use_liger_kernel",
     "offload": "a script's optimizer updates the weights that it was given",

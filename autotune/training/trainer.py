@@ -54,6 +54,7 @@ from autotune.spec.result import Measurement
 from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from autotune.techniques import Training, apply_techniques, before_the_device
+from autotune.techniques.checkpointing import keep_in_blocks
 from autotune.techniques.pinned_memory import (
     bound_pinned_memory,
     bytes_to_host,
@@ -158,6 +159,7 @@ class Trainer:
                 self._config, devices=self._workload.devices_per_trial, device=self._device
             ),
             dequantized=request.dequantized,
+            change_blocks=partial(keep_in_blocks, planned=request.kept) if request.kept else None,
         )
         if self._device.type == "cuda" and self._config.activation_offload != "none":
             bound_pinned_memory(
@@ -493,6 +495,7 @@ class Trainer:
             perplexity_source=None if held_out_loss is None else self._perplexity_source(),
             **self.parity.verdict(),
             unquantized_share=unquantized_share(*self.training.unquantized),
+            kept=self._request.kept,
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,

@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.memory.cpu import CpuMeter
 from autotune.models import build_model
-from autotune.predictor.activation_budget import ActivationPlanner
+from autotune.predictor.activation_budget import planner_of
 from autotune.predictor.user_training import UserTraining
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.granularity import recompute_but, recompute_in_blocks
@@ -206,7 +206,7 @@ def measured(name: str) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters())
     training = UserTraining(model=model, batch=batch, optimizer=optimizer, step=step)
     began = time.process_time()
-    planner = ActivationPlanner(training=training, gpu=None)
+    planner = planner_of(training, gpu=None)
     whole, least = planner.whole.peak_memory_bytes, planner.least.peak_memory_bytes
     result: dict[str, Any] = {
         "whole": whole,

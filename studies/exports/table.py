@@ -14,12 +14,15 @@ from autotune.exporters import TARGETS
 from autotune.exporters.export import Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import SEARCHED, TrainingConfig
+from autotune.spec.prediction import KeptOfBlock
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.workload import make_workload
 
 WORKLOAD = make_workload("cuda", {})
 VALUES: Mapping[str, tuple[Any, ...]] = {
     **SEARCHED,  # the others are those of scripts, which only pytorch takes
     "memory_budget": (1.0, 0.5, 0.0),
+    "activation_budget": ("none", "1GiB"),
     "micro_batch_size": (WORKLOAD.global_batch, 1),
 }
 NEEDED: Mapping[str, Mapping[str, Any]] = {
@@ -131,7 +134,13 @@ def unsupported(
     config: TrainingConfig, name: str, version: str, *, devices: int = 1
 ) -> Mapping[str, Unsupported]:
     workload = dataclasses.replace(WORKLOAD, devices_per_trial=devices)
-    recipe = Recipe(config=config, workload=workload, device_type="cuda", origin="the table")
+    recipe = Recipe(
+        config=config,
+        workload=workload,
+        device_type="cuda",
+        origin="the table",
+        kept=() if config.activation_budget == NO_LIMIT else (KeptOfBlock(operators=()),),
+    )
     return {
         refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).unsupported
     }

@@ -97,6 +97,7 @@ def _broken_by(rule: Rule) -> tuple[str, str]:
         **CHOICES,
         "micro_batch_size": (8, 4, 3),
         "memory_budget": (1.0, 0.5),
+        "activation_budget": ("none", "1GiB"),
         "adapter_rank": (8, 16),
         "sharding_group": (1, 2, 3),
         "tensor_parallel": (1, 2, 3, 4),

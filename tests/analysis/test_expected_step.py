@@ -55,6 +55,16 @@ def test_every_choice_of_a_technique_has_a_speed_and_a_peak(field):
         assert math.isfinite(expected().logarithm_of_peak(config))
 
 
+def test_a_smaller_activation_budget_has_a_smaller_peak_at_a_lower_speed():
+    budgets = ("none", "1TiB", "14GiB", "10GiB", "1GiB")
+    configs = [replace(PLAIN, activation_budget=budget) for budget in budgets]
+    speeds = [expected().tokens_per_second(config) for config in configs]
+    peaks = [expected().logarithm_of_peak(config) for config in configs]
+    assert speeds[0] == speeds[1] > speeds[2] > speeds[3] > speeds[4]
+    assert peaks[0] == peaks[1] > peaks[2] > peaks[3] > peaks[4]
+    assert math.exp(peaks[2]) == pytest.approx(14 * 2**30)
+
+
 def test_speeds_measured_alone_on_an_h200_are_expected_within_2_percent():
     step = expected()
     for checkpointing, measured in MEASURED_ON_AN_H200.items():

@@ -71,6 +71,11 @@ SPACES: dict[str, str | bytes] = {
     "techniques.precision/day": _technique("precision = [2024-01-01]"),
     "techniques.checkpointing/bool": _technique("checkpointing = [true]"),
     "techniques.attention/second": _technique('attention = ["auto", "fast"]'),
+    "techniques.activation_budget/number": _technique("activation_budget = [1.5]"),
+    "techniques.activation_budget/twice": _technique('activation_budget = ["1GiB", "1024MiB"]'),
+    "techniques.activation_budget/range": _technique(
+        "activation_budget = { from = 1, to = 2, step = 1 }"
+    ),
     "techniques.adapter_rank/zero": _technique("adapter_rank = [0]"),
     "techniques.adapter_rank/half": _technique("adapter_rank = [1.5]"),
     "techniques.adapter_rank/range": _technique(

@@ -259,7 +259,7 @@ def test_every_technique_of_the_configuration_can_be_named(folder):
     named = run("--help", folder=folder).stdout.split()
     missing = [
         name
-        for name in (*CHOICES, "memory_budget", "micro_batch")
+        for name in (*CHOICES, "memory_budget", "activation_budget", "micro_batch")
         if f"--{name.replace('_', '-')}" not in named
     ]
     assert missing == []

@@ -12,6 +12,7 @@ from autotune.spec.config import (
     TrainingConfig,
     rule_violations,
 )
+from autotune.spec.prediction import KeptOfBlock
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import make_workload
 
@@ -103,9 +104,24 @@ ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
 """{case: (devices, settings)} in which trainers share out a training in other ways."""
 
 
+KEPT = (
+    KeptOfBlock(operators=()),
+    *[KeptOfBlock(operators=("aten.mm 0",))] * 2,
+    KeptOfBlock(),
+)
+"""What the four blocks of the recipes keep for an activation budget."""
+
+
+def plan_of(config):
+    """Returns what blocks keep in a recipe with this configuration."""
+    return () if config.activation_budget == "none" else KEPT
+
+
 def recipe(config=None, *, device_type="cuda", **workload):
     """Returns a recipe for the built-in model unless `workload` names another."""
-    settled = make_workload("cpu", {"steps": 20, **workload})
+    planned = config is not None and plan_of(config)
+    shape = {"layers": len(KEPT)} if planned else {}
+    settled = make_workload("cpu", {"steps": 20, **shape, **workload})
     config = config or TrainingConfig(micro_batch_size=settled.global_batch)
     return Recipe(
         config=config,
@@ -116,6 +132,7 @@ def recipe(config=None, *, device_type="cuda", **workload):
         device_bytes=44 * MIB,
         tokens_per_second=9000.0,
         perplexity=21.7,
+        kept=plan_of(config),
     )
 
 
@@ -124,6 +141,7 @@ def configurations(global_batch=8):
     values = {
         **SEARCHED,
         "memory_budget": (1.0, 0.5, 0.0),
+        "activation_budget": ("none", "1GiB"),
         "micro_batch_size": (global_batch, global_batch // 2, 1),
         "adapter_rank": (8, 64),
     }
@@ -171,7 +189,11 @@ def any_recipe(choose):
         values = legal.legal_values(technique, chosen)
         default = made.workload.legality_context.default_of(technique)
         chosen[technique] = choose((default, choose(values)) if default in values else values)
-    return dataclasses.replace(made, config=TrainingConfig(**chosen))
+    config = TrainingConfig(**chosen)
+    workload = made.workload
+    if plan_of(config):
+        workload = dataclasses.replace(workload, layers=len(KEPT))
+    return dataclasses.replace(made, config=config, workload=workload, kept=plan_of(config))
 
 
 @functools.cache
@@ -180,6 +202,7 @@ def _legal_space(at):
         **{name: values for name, values in SEARCHED.items() if values},
         "micro_batch_size": (1, 2, 8),
         "memory_budget": (1.0, 0.5, 0.0),
+        "activation_budget": ("none", "1GiB"),
         "adapter_rank": (8, 64),
         "tensor_parallel": (1, 2),
         "sharding_group": (1, 2),

@@ -13,7 +13,7 @@ from autotune.shipped import selective
 from autotune.shipped.changed_method import Changed
 from autotune.shipped.granularity import recompute_but
 from autotune.shipped.selective import ATTENTION, operator_name
-from autotune.spec.kept_activations import KeptOfBlock
+from autotune.spec.prediction import KeptOfBlock
 from tests.predictor.measured_steps import measured_peak
 from tests.predictor.user_forms import Form
 
@@ -171,7 +171,13 @@ def test_recomputed_parts_have_the_predicted_peak():
     for block in one.model.blocks:
         recompute_but(block, names)
     training = UserTraining(model=plain.model, batch=plain.batch, optimizer=plain.optimizer)
-    predicted = FakeUserTraining(training, Change(kept=(names,) * 3), gpu=None).predict()
+
+    def keep(_run, blocks):
+        for block in blocks:
+            recompute_but(block, names)
+
+    fake = FakeUserTraining(training, Change(), gpu=None, change_blocks=keep)
+    predicted = fake.predict()
     assert measured_peak(one) == predicted.peak_memory_bytes
 
 

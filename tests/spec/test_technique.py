@@ -30,7 +30,8 @@ FINGERPRINTS = json.loads((Path(__file__).parent / "fingerprints.json").read_tex
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TrainingConfig)])
 def test_a_technique_says_what_it_is_and_which_values_it_has(field):
     assert TECHNIQUES[field].help.endswith(".")
-    assert (field in CHOICES) != (options_of(TrainingConfig)[field].format.range is not None)
+    has_range = options_of(TrainingConfig)[field].format.range is not None
+    assert [field in CHOICES, has_range, field == "activation_budget"].count(True) == 1
     check_value(field, getattr(TrainingConfig(), field))
 
 
@@ -73,6 +74,20 @@ def test_a_number_out_of_its_range_is_rejected_with_the_range(field, value, hint
     with pytest.raises(InvalidInput) as rejected:
         check_value(field, value)
     assert rejected.value.hint == hint
+
+
+@pytest.mark.parametrize("given", ["1.5GiB", "1536MiB", "1610612736", 1610612736, "1536 MiB"])
+def test_a_size_has_one_form_however_it_is_written(given):
+    config = TrainingConfig(activation_budget=given)
+    assert config == TrainingConfig(activation_budget="1.5GiB")
+    assert config.describe() == "fp32, activation-budget 1536MiB, micro-batch 1"
+
+
+@pytest.mark.parametrize("given", ["much", "-1GiB", "0", 0, True, 1.5, "1G", ""])
+def test_what_is_no_size_is_rejected(given):
+    with pytest.raises(InvalidInput, match="activation_budget") as rejected:
+        TrainingConfig(activation_budget=given)
+    assert rejected.value.hint
 
 
 def test_every_optimizer_is_declared():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
+from autotune.spec.prediction import CATEGORIES, Forecast, KeptOfBlock, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.study.prediction.prediction_cache import PredictionCache
 from tests.building.studies import definition, measured, open_store
@@ -80,7 +80,30 @@ def test_a_trial_without_a_result_is_not_the_same_program(tmp_path):
     assert same(tmp_path, compiled(0.8), known=compiled(0.9), outcome="interrupted") is None
 
 
-def test_an_eager_configuration_has_no_program(tmp_path):
+def test_a_budget_in_which_everything_fits_is_answered_by_a_trial_without_prediction(tmp_path):
+    plain = TrainingConfig(micro_batch_size=8)
+    everything = replace(prediction(plan=None), kept=(KeptOfBlock(),) * 2)
+    some = replace(everything, kept=(KeptOfBlock(), KeptOfBlock(operators=())))
+    budgets = {"1TiB": everything, "1GiB": some, "1100MiB": some}
+    configs = {size: replace(plain, activation_budget=size) for size in budgets}
+    prediction_cache, store = foresight_in(tmp_path)
+    try:
+        for size, found in budgets.items():
+            prediction_cache.add(Forecast(config=configs[size], prediction=found))
+        answers = [
+            prediction_cache.same_program(configs[size], [record(other)])
+            for size, other in (
+                ("1TiB", plain),
+                ("1GiB", plain),
+                ("1GiB", configs["1100MiB"]),
+            )
+        ]
+    finally:
+        store.close()
+    assert [answer is not None for answer in answers] == [True, False, True]
+
+
+def test_an_eager_configuration_with_another_fusion_is_another_program(tmp_path):
     eager = TrainingConfig(micro_batch_size=8)
     assert same(tmp_path, replace(eager, optimizer_fusion="kernel"), known=eager) is None
 

@@ -1,5 +1,6 @@
 """Carries out the tasks of `execution/tasks.py`, in a forked process."""
 
+import itertools
 import os
 import time
 import traceback
@@ -15,6 +16,7 @@ import torch
 from autotune.errors import PredictionImpossible, StorageUnavailable, StudyMismatch, TrialLost
 from autotune.execution import probe_cache
 from autotune.execution.joint_outcome import together
+from autotune.execution.kept_predictions import read_prediction, write_prediction
 from autotune.execution.process import device as device_tasks
 from autotune.execution.process import device_peaks
 from autotune.execution.process.failures import measurement_of_exception
@@ -56,10 +58,11 @@ from autotune.spec.file_watch import (
 )
 from autotune.spec.node_ranks import NodeRanks
 from autotune.spec.parity import ParityTrace
-from autotune.spec.prediction import Prediction, PredictionRequest
+from autotune.spec.prediction import KeptOfBlock, Prediction, PredictionRequest
 from autotune.spec.profile import Profile
 from autotune.spec.reading import parse, possible, prepare_to_parse
 from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.user_code import is_function_reference
 from autotune.techniques import find_unavailable
@@ -72,6 +75,7 @@ from autotune.training.script.rehearsal import why_no_micro_batches, why_no_step
 from autotune.training.script.run import trace_script
 from autotune.training.script.trainer import examine_script, train_script
 from autotune.training.turns import Turns
+from autotune.units import parse_size
 
 
 def run_task(request: Mapping[str, Any], told: PipeProgress) -> Any:
@@ -187,7 +191,7 @@ def train(task: Train, told: PipeProgress) -> FinishedTrial:
 
 
 def _trained(task: Train, told: PipeProgress) -> Measurement:
-    training = task.training
+    training = _planned(task.training)
     is_script = training.workload.script is not None
     if task.ranks > 1:
         ranks = _run_on_ranks(training, partial(_train_rank, task), told)
@@ -211,7 +215,7 @@ def _train_rank(
 
 
 def trace(task: Trace, told: PipeProgress) -> ParityTrace:
-    training = task.training
+    training = _planned(task.training)
     if task.ranks > 1:
 
         def trace_rank(own: TrainingRequest, _rank: Rank, progress: ReportsStage) -> ParityTrace:
@@ -229,16 +233,17 @@ def profile(task: ProfileTraining, told: PipeProgress) -> Profile:
 
     Each rank writes to a folder of its own.
     """
+    training = _planned(task.training)
     if task.ranks == 1:
-        with _raising_outcomes(task.training, but=StorageUnavailable):
-            return _profiled(task, task.training, folder=task.folder, progress=told)
+        with _raising_outcomes(training, but=StorageUnavailable):
+            return _profiled(task, training, folder=task.folder, progress=told)
 
     def profile_rank(own: TrainingRequest, rank: Rank, progress: ReportsStage) -> Profile:
         folder = task.folder / f"rank-{rank.index}"
         folder.mkdir()
         return _profiled(task, own, folder=folder, progress=progress)
 
-    profiles = [parse(Profile, found) for found in _run_on_ranks(task.training, profile_rank, told)]
+    profiles = [parse(Profile, found) for found in _run_on_ranks(training, profile_rank, told)]
     files = []
     for index, of_rank in enumerate(profiles):
         files += [f"rank-{index}/{file}" for file in of_rank.files]
@@ -255,6 +260,29 @@ def _profiled(
             f"the profile cannot be written to {folder}: {error.strerror or error}",
             hint="make room there, or name another folder with --out",
         ) from None
+
+
+def _planned(training: TrainingRequest) -> TrainingRequest:
+    """Returns the request with what its blocks keep, where an activation budget decides that.
+
+    It is what a prediction for the same device has planned. Of a plan for a deeper model the blocks
+    keep what is kept there, each in another way as long as there are some. Raises TrainingFailed.
+    """
+    if training.config.activation_budget == NO_LIMIT:
+        return training
+    with _raising_outcomes(training):
+        device = parse(DeviceInfo, run_in_fork(lambda: device_tasks.identify(training.device)))
+        request = PredictionRequest(
+            workload=training.planned_for or training.workload,
+            config=training.config,
+            device=device.type,
+            compute_capability=device.compute_capability,
+        )
+        kept = parse(Prediction, run_in_fork(lambda: predict(Predict(request=request)))).kept
+    if training.planned_for is not None:
+        ways = sorted(dict.fromkeys(kept), key=lambda one: one == KeptOfBlock())
+        kept = tuple(itertools.islice(itertools.cycle(ways), training.workload.layers))
+    return replace(training, kept=kept)
 
 
 def _run_on_ranks(
@@ -310,7 +338,7 @@ def _raising_outcomes(
             config=training.config.to_dict(),
             host_killed_for_memory=host_memory_kills() > memory_kills,
         )
-        raise TrainingFailed(ending) from None
+        raise TrainingFailed(replace(ending, kept=training.kept)) from None
 
 
 # -- predictions -----------------------------------------------------------------------------------
@@ -329,15 +357,33 @@ def predict(task: Predict) -> Prediction:
             hint="measure it with autotune search, or predict with engine torch",
         )
     if request.workload.devices_per_trial > 1:
-        return _predict_all_ranks(request)
-    return predictor.predict(request, run_jobs=run_in_forks)
+        predict_whole = _predict_all_ranks
+    else:
+        predict_whole = partial(predictor.predict, run_jobs=run_in_forks)
+    if request.config.activation_budget == NO_LIMIT:
+        return predict_whole(request)
+    # Trials on this device keep what is planned here.
+    workload = replace(request.workload, seed=0)
+    plan = replace(request, workload=workload, with_timeline=False, extrapolates="nothing")
+    prediction = read_prediction(plan)
+    if prediction is None:
+        prediction = predict_whole(plan)
+        write_prediction(plan, prediction)
+    if request.with_timeline:
+        return predict_whole(replace(request, kept=prediction.kept))
+    return prediction
 
 
 def _predict_all_ranks(request: PredictionRequest) -> Prediction:
-    """Returns the prediction of a training on several devices, one of each kind in a process."""
+    """Returns the prediction of a training on several devices, one of each kind in a process.
 
-    def of_ranks(ranks: Sequence[int]) -> list[tuple[Prediction, list[list[int]]]]:
-        requests = [replace(request, rank=rank) for rank in ranks]
+    An activation budget is planned for by the one that needs most, and the others keep the same.
+    """
+
+    def of_ranks(
+        ranks: Sequence[int], kept: tuple[KeptOfBlock, ...] = request.kept
+    ) -> list[tuple[Prediction, list[list[int]]]]:
+        requests = [replace(request, rank=rank, kept=kept) for rank in ranks]
         try:
             answers = run_in_forks([partial(predictor.predict_rank, one) for one in requests])
         except ForkFailed as error:
@@ -348,13 +394,22 @@ def _predict_all_ranks(request: PredictionRequest) -> Prediction:
             ) from None
         return [(parse(Prediction, prediction), alike) for prediction, alike in answers]
 
+    def planned_by(rank: int) -> tuple[list[Prediction], list[list[int]]]:
+        [(first, alike)] = of_ranks([rank])
+        others = [group[0] for group in alike if rank not in group]
+        at_once = os.cpu_count() or 1
+        found = []
+        for start in range(0, len(others), at_once):
+            found += [one for one, _ in of_ranks(others[start : start + at_once], first.kept)]
+        own = next(number for number, group in enumerate(alike) if rank in group)
+        return [*found[:own], first, *found[own:]], alike
+
     began = time.perf_counter()
-    [(first, alike)] = of_ranks([0])
-    predictions = [first]
-    others = [group[0] for group in alike[1:]]
-    at_once = os.cpu_count() or 1
-    for start in range(0, len(others), at_once):
-        predictions += [found for found, _ in of_ranks(others[start : start + at_once])]
+    predictions, alike = planned_by(0)
+    peaks = [prediction.peak_memory_bytes for prediction in predictions]
+    budget = request.config.activation_budget
+    if budget != NO_LIMIT and not request.kept and max(peaks) > parse_size(budget):
+        predictions, alike = planned_by(alike[peaks.index(max(peaks))][0])
     whole = predictor.of_all_ranks(predictions, alike)
     return replace(whole, seconds=time.perf_counter() - began)
 

@@ -20,6 +20,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import CheckpointError
 
+from autotune.errors import BudgetTooSmall, PredictionImpossible
 from autotune.execution.server.infrastructure import (
     exception_chain,
     first_line,
@@ -29,6 +30,7 @@ from autotune.execution.server.process_exit import OUT_OF_HOST_MEMORY
 from autotune.memory.host import HostMemoryExceeded
 from autotune.memory.meter import CONTEXT_ALONE
 from autotune.spec.result import Measurement
+from autotune.spec.setting import NO_LIMIT
 from autotune.system.build_tools import first_compile_error
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
@@ -78,6 +80,10 @@ def measurement_of_exception(
     Raises TrialLost where the machine is to blame and not the configuration.
     """
     text = str(error)
+    if isinstance(error, BudgetTooSmall):
+        return Measurement(outcome="predicted_over_cap", message=text)
+    if isinstance(error, PredictionImpossible):
+        return Measurement(outcome="crashed", message=f"activation_budget has no plan: {text}")
     if isinstance(error, Diverged):
         return Measurement(outcome="diverged", message=text)
     if isinstance(error, ParityFailed):
@@ -114,9 +120,15 @@ def _limit_of_torch(error: BaseException, config: Mapping[str, Any]) -> str:
     Empty for an error that is not of torch.compile or of checkpointing.
     """
     checkpointing = config.get("checkpointing", "none")
+    budget = config.get("activation_budget", NO_LIMIT)
     scope = config.get("compile", "none")
     for cause in exception_chain(error):
         is_of_checkpointing = isinstance(cause, CheckpointError) or _NOT_RECOMPUTED in str(cause)
+        if is_of_checkpointing and budget != NO_LIMIT:
+            return (
+                f"activation_budget {budget} cannot recompute this model: its forward pass runs "
+                "other operators the second time; use activation_budget none"
+            )
         if is_of_checkpointing and checkpointing != "none":
             return (
                 f"checkpointing {checkpointing} cannot recompute this model: its forward pass runs "

@@ -4,6 +4,7 @@ The order is that of `autotune/techniques/__init__.py`. Techniques that the conf
 use are omitted.
 """
 
+import itertools
 from collections import defaultdict
 
 from autotune.exporters.adapters import (
@@ -20,6 +21,8 @@ from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.optimizers import OPTIMIZERS
+from autotune.spec.prediction import KeptOfBlock
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.workload import Workload
 
 _AUTOCAST = {
@@ -42,11 +45,51 @@ def technique_parts(recipe: Recipe) -> list[Part]:
     """Returns the definitions of `apply_techniques(model)`, `prepare(model)` and `Updater`."""
     config = recipe.config
     return [
+        *kept_parts(recipe),
         _application(recipe),
         shipped(*technique_modules(config), *_modules_of_scripts(config)),
         *_prepare(recipe),
         *_optimizer(recipe),
     ]
+
+
+def kept_parts(recipe: Recipe) -> list[Part]:
+    """Returns the definition of what each block keeps; nothing without an activation budget."""
+    if recipe.config.activation_budget == NO_LIMIT:
+        return []
+    lines = ["KEPT: list[Kept | None] = ["]
+    for planned, alike in itertools.groupby(recipe.kept):
+        count = len(list(alike))
+        lines.append(f"    *[{_kept(planned)}] * {count},")
+    text = "\n".join([*lines, "]"])
+    budget = recipe.config.activation_budget
+    return [
+        code(f'''
+from autotune.shipped.granularity import Kept, recompute_but
+
+{text}
+"""What each block keeps for its backward pass, so that the peak is within {budget}: results of the
+operators with these names, by the number of the call in the block, from 0 on. The rest runs again;
+of a block with names of parts only these parts do, and nothing of one with None. Planned for the
+shapes of the trial."""
+''')
+    ]
+
+
+def _kept(planned: KeptOfBlock) -> str:
+    """Returns what a block keeps as an expression."""
+    if planned.operators is None or planned.recomputed_parts:
+        return repr(planned.recomputed_parts or None).replace("'", '"')
+    calls = [operator.rpartition(" ") for operator in planned.operators]
+    listed = ", ".join(f'("{name}", {number})' for name, _, number in calls)
+    return f"frozenset({{{listed}}})" if listed else "frozenset()"
+
+
+KEEPING_LINES = (
+    "for block, kept in zip(dict.fromkeys({blocks}), KEPT, strict=True):",
+    "    recompute_but(block, kept)",
+)
+"""Make each block keep what is planned for it."""
 
 
 def _prepare(recipe: Recipe) -> list[Part]:
@@ -208,6 +251,8 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     if config.feed_forward == "tiled":
         attention = '"attention"' if is_ours else "found.attention_name"
         lines.append(f"tile_blocks(blocks, {attention})")
+    if config.activation_budget != NO_LIMIT:
+        lines += [line.format(blocks="blocks") for line in KEEPING_LINES]
     kind = config.checkpointing
     recomputed = {
         "attention": ("blocks", "getattr(block, found.attention_name)"),

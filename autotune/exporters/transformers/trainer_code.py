@@ -18,14 +18,17 @@ from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.promise import is_promised, literal_lines
 from autotune.exporters.pytorch.techniques import (
     CONVERSIONS,
+    KEEPING_LINES,
     adapter_constants,
     adding_lines,
+    kept_parts,
     technique_modules,
 )
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import imported_optimizer, parameters_of
 from autotune.exporters.transformers.training_script import arguments_of_sequences
 from autotune.spec.config import SELECTIVE, TrainingConfig
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.workload import Workload
 
 FILE = "autotune_trainer.py"
@@ -46,6 +49,7 @@ def trainer_code(
         shipped(*_modules(config, by_keys=by_keys, version=version)),
         *([_sequences(recipe.workload)] if recipe.workload.script is None else []),
         _arguments(config),
+        *kept_parts(recipe),
         _prepare_model(recipe, by_keys=by_keys, version=version),
         _make_optimizer(recipe),
         *([_promise(trial)] if is_promised(recipe) else []),
@@ -82,6 +86,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
 def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
     checkpoints_in_code = config.checkpointing != "none" and not by_keys
     changes_blocks = config.precision in CONVERSIONS or config.feed_forward == "tiled"
+    changes_blocks |= config.activation_budget != NO_LIMIT
     return checkpoints_in_code or config.compile == "block" or changes_blocks
 
 
@@ -292,6 +297,8 @@ def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
         lines += ["for block in found.blocks:", f"    {CONVERSIONS[config.precision]}"]
     if config.feed_forward == "tiled":
         lines.append("tile_blocks(found.blocks, found.attention_name)")
+    if config.activation_budget != NO_LIMIT:
+        lines += [line.format(blocks="found.blocks") for line in KEEPING_LINES]
     if not by_keys:
         lines += _checkpointing_lines(config)
     recomputes = config.checkpointing != "none" and not by_keys

@@ -30,7 +30,7 @@ from autotune.spec.config import (
 )
 from autotune.spec.optimizers import OPTIMIZERS, algorithm_of
 from autotune.spec.prediction import Prediction
-from autotune.units import format_size
+from autotune.units import exact_size, format_size
 
 _WORTH_A_PREDICTION: Mapping[str, Sequence[Any]] = {
     # tf32 stores the same bytes as fp32, fp16 and 8 bits as bf16, and stochastic as bf16-true.
@@ -160,6 +160,8 @@ def _values(
         technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step"
     ):
         values = ["backward"]  # the others change only the optimizer step
+    elif technique == "activation_budget":
+        values = [_without_half_of_activations(prediction)]
     elif technique == "adapter_rank":
         values = [current // 2] if current > 1 else []
     elif technique == "offload" and config.compile == "model":
@@ -178,6 +180,12 @@ def _values(
         ]
         values = _with_least_state(possible or values)
     return [value for value in values if value not in (current, "none", "full", "whole")]
+
+
+def _without_half_of_activations(prediction: Prediction) -> str:
+    """Returns the peak, in whole MiB, if half of the activations at it were recomputed."""
+    saved_bytes = prediction.bytes_by_category.get("activations", 0) // 2
+    return exact_size(-(-(prediction.peak_memory_bytes - saved_bytes) // 2**20) * 2**20)
 
 
 MOST_OPTIMIZERS = 5

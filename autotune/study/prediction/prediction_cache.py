@@ -9,6 +9,7 @@ from autotune.spec.cap import is_over_cap, need_and_cap
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.system.failpoints import failpoint
@@ -76,16 +77,15 @@ class PredictionCache:
 
         `tried` are those that have a result or are running.
         """
-        programs = set()
-        for config in tried:
-            forecast = self._known.get(config.fingerprint)
-            if forecast is not None and forecast.plan is not None:
-                programs.add(forecast.plan)
+        programs = {self._program_of(config) for config in tried} - {None}
         return [
             forecast.config
             for forecast in self._known.values()
             if forecast.plan in programs or _is_over(forecast, limit_bytes)
         ]
+
+    def _program_of(self, config: TrainingConfig) -> tuple[str, str] | None:
+        return self._known.get(config.fingerprint, Forecast(config=config)).plan
 
     def measurement_if_over(
         self, config: TrainingConfig, *, limit_bytes: int
@@ -106,8 +106,8 @@ class PredictionCache:
         """Returns the FLOPs of a token that the model needs, and those that are recomputed.
 
         They do not depend on most of a configuration, so a prediction of another one will do. Where
-        there is none, the plainest one is predicted. Recomputed FLOPs at a memory budget, and with
-        tensor parallelism, which computes some layers on each device, are only known from their own
+        there is none, the plainest one is predicted. Recomputed FLOPs at a budget, and with tensor
+        parallelism, which computes some layers on each device, are only known from their own
         prediction.
         """
         devices = self._definition.workload.devices_per_trial
@@ -117,7 +117,7 @@ class PredictionCache:
         forecast = self._known.get(config.fingerprint)
         if forecast is not None and forecast.prediction is not None:
             flops = forecast.prediction.flops_per_token
-        elif config.memory_budget == 1.0 and config.tensor_parallel == 1:
+        elif not _has_own_flops(config):
             flops = yield from self._flops_per_token(_plain(config, devices=devices))
         else:
             flops = None
@@ -133,8 +133,7 @@ class PredictionCache:
             alike = (
                 known
                 for known in self._known.values()
-                if known.config.memory_budget == 1.0
-                and known.config.tensor_parallel == 1
+                if not _has_own_flops(known.config)
                 and _plain(known.config, devices=devices) == plain
             )
             forecast = next(alike, None)
@@ -154,13 +153,10 @@ class PredictionCache:
     def same_program(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
-        """Returns a finished trial of the same compiled program, if there is one."""
-        forecast = self._known.get(config.fingerprint)
-        if forecast is None or forecast.plan is None:
-            return None
-        for record in records:
-            other = self._known.get(record.config.fingerprint)
-            if other is not None and other.plan == forecast.plan and record.is_finished:
+        """Returns a finished trial of the same program, if there is one."""
+        program = self._program_of(config)
+        for record in records if program is not None else ():
+            if record.is_finished and self._program_of(record.config) == program:
                 return record
         return None
 
@@ -170,6 +166,12 @@ def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
     return forecast.prediction is not None and is_over_cap(
         forecast.prediction.lower_bound_bytes, limit_bytes
     )
+
+
+def _has_own_flops(config: TrainingConfig) -> bool:
+    """Returns whether only the prediction of a configuration itself tells its FLOPs."""
+    has_budget = config.memory_budget != 1.0 or config.activation_budget != NO_LIMIT
+    return has_budget or config.tensor_parallel != 1
 
 
 def _plain(config: TrainingConfig, *, devices: int) -> TrainingConfig:

@@ -33,6 +33,7 @@ from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
+from autotune.spec.setting import NO_LIMIT
 from autotune.study.events import (
     EVENTS_OF_A_PLACE,
     BudgetSpent,
@@ -631,7 +632,7 @@ class StudySession:
                 relative_improvement=choice.relative_improvement,
             )
             return None
-        if choice.surely_fits:
+        if choice.surely_fits and choice.config.activation_budget == NO_LIMIT:
             self._study.prediction_cache.mark_not_needed(choice.config)
         if self._study.prediction_cache.is_known(choice.config):
             return self._claim(choice.config)

