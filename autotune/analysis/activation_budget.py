@@ -58,7 +58,7 @@ class BlockPart:
     size_bytes: int
     """Of what is saved in it."""
     seconds: float
-    """For which it runs again."""
+    """For which it runs again, with what it takes to note what is saved in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,8 @@ class BlockTrace:
     """What is there after the forward pass if nothing is recomputed, but for the block's inputs."""
     seconds_of_choosing: float
     """What it takes to decide, for each operator, whether it runs again."""
+    seconds_of_noting: float = 0.0
+    """What it takes to note what is saved, where anything of the block runs again."""
     parts: tuple[BlockPart, ...] = ()
     passes: int = 1
     """How many forward passes of it wait for their backward pass at once."""
@@ -78,7 +80,7 @@ class BlockTrace:
     @property
     def seconds(self) -> float:
         """What it takes to run all of it again."""
-        return sum(operator.seconds for operator in self.operators)
+        return self.seconds_of_noting + sum(operator.seconds for operator in self.operators)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,17 +33,20 @@ from autotune.units import format_size
 
 CPU_RATES = Rates(
     flops_per_second=100e9,
-    bytes_per_second=13e9,
+    bytes_per_second=6e9,
     operator_seconds=1e-5,
-    choosing_seconds=2e-5,
+    choosing_seconds=1e-5,
+    noting_seconds=2e-5,
 )
-"""Of one core, measured in the blocks of a Llama and a GPT of width 256 with 1,024 tokens in fp32.
+"""Of one core, measured in the blocks of a Llama and a GPT of width 256 with 1,024 tokens in fp32,
+and by `studies/activation_budget/choosing.py`: new results are written to pages not used before.
 """
 GPU_RATES = Rates(
     flops_per_second=250e12,
     bytes_per_second=1.6e12,
     operator_seconds=5e-6,
-    choosing_seconds=2e-5,
+    choosing_seconds=1e-5,
+    noting_seconds=2e-5,
 )
 """Those of an A100 in 16 bits, 0.8 of its data sheet."""
 _CLOSE = 0.995

@@ -33,6 +33,8 @@ class Rates:
     """For each operator, whatever its size."""
     choosing_seconds: float
     """For each operator of a block with a choice of what is recomputed."""
+    noting_seconds: float
+    """For each tensor that is saved where something is recomputed."""
 
 
 class BlockMarks:
@@ -166,6 +168,8 @@ class _OperatorTrace(TorchDispatchMode):
         there."""
         self.part = ""
         """The name of the part of the block that runs."""
+        self._saved: Counter[str] = Counter()
+        """By part, how many tensors it saves."""
 
     def __torch_dispatch__(
         self,
@@ -183,6 +187,7 @@ class _OperatorTrace(TorchDispatchMode):
     def note_saved(self, tensor: Tensor) -> Tensor:
         """Notes that autograd keeps a tensor for the backward pass, and returns it."""
         self._last[self.part] = len(self._runs)
+        self._saved[self.part] += 1
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             storage.saved_in.add(self.part)
@@ -196,6 +201,7 @@ class _OperatorTrace(TorchDispatchMode):
             operators=tuple(run.operator for run in runs),
             saved_bytes=sum(one.size_bytes for one in saved),
             seconds_of_choosing=self._rates.choosing_seconds * (len(self._runs) + len(runs)),
+            seconds_of_noting=self._rates.noting_seconds * self._saved.total(),
             parts=tuple(parts),
         )
 
@@ -209,7 +215,8 @@ class _OperatorTrace(TorchDispatchMode):
                 for one in run.storages
                 if one.part == name and one.saved_in == {name}
             ),
-            seconds=sum(run.operator.seconds for run in runs),
+            seconds=self._rates.noting_seconds * self._saved[name]
+            + sum(run.operator.seconds for run in runs),
         )
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:

@@ -20,12 +20,15 @@ def recompute(module: nn.Module, *, context_fn: Callable[[], Any] | None = None)
 @functools.cache
 def _recomputing(context_fn: Callable[[], Any] | None) -> Callable[[Method], Method]:
     options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
+    # Compiled code needs contexts of torch.
+    in_eager = {name: getattr(value, "in_eager", value) for name, value in options.items()}
 
     def change(forward: Method) -> Method:
         def recomputed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(self, *args, **kwargs)
-            return run_recomputed((self,), functools.partial(forward, self), args, kwargs, options)
+            chosen = options if torch.compiler.is_compiling() else in_eager
+            return run_recomputed((self,), functools.partial(forward, self), args, kwargs, chosen)
 
         return recomputed
 

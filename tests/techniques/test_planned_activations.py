@@ -4,6 +4,9 @@ import dataclasses
 import time
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autotune.errors import BudgetTooSmall, PredictionImpossible
 from autotune.execution.process import answers
@@ -12,6 +15,8 @@ from autotune.execution.process.preparation import prepare
 from autotune.execution.server.forked import run_in_fork
 from autotune.execution.tasks import Predict, Prepare
 from autotune.exporters.pytorch.techniques import _kept
+from autotune.shipped.checkpointing import recompute
+from autotune.shipped.selective import contexts_keeping
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, KeptOfBlock, Prediction, PredictionRequest
 from autotune.spec.reading import parse
@@ -168,3 +173,58 @@ def test_a_plan_is_the_same_after_it_was_stored_and_in_an_exported_file(kept):
     stored = measurement_values(Measurement(outcome="ok", kept=(kept,)))
     assert measurement_from_values(stored).kept == (kept,)
 
+
+# -- what keeps the results ------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x):
+        first = x @ self.weight
+        second = torch.tanh(first) @ self.weight
+        return (second.topk(2).values * first.sum()).exp()
+
+
+KEPT_CALLS = frozenset({("aten.mm", 1), ("aten.topk", 0)})
+
+
+def gradients(block):
+    block.weight.grad = None
+    x = torch.arange(9.0).reshape(3, 3).div(20).requires_grad_()
+    block(x).sum().backward()
+    return block.weight.grad, x.grad
+
+
+def test_kept_results_give_the_same_gradients_as_everything():
+    plain, ours = Block(), Block()
+    recompute(ours, context_fn=contexts_keeping(KEPT_CALLS))
+    for expected, found in zip(gradients(plain), gradients(ours), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_a_kept_result_is_not_computed_again():
+    def region(x):
+        return (x @ x) @ x
+
+    def products(kept):
+        x = torch.eye(3, requires_grad=True)
+        contexts = getattr(contexts_keeping(frozenset(kept)), "in_eager")  # noqa: B009
+        output = checkpoint(region, x, use_reentrant=False, context_fn=contexts)
+        with torch.profiler.profile() as seen:
+            output.sum().backward()
+        return sum(event.count for event in seen.key_averages() if event.key == "aten::mm")
+
+    assert products(()) == products({("aten.mm", 0)}) + 1
+
+
+def test_a_kept_result_that_is_changed_in_place_is_an_error():
+    block = Block()
+    recompute(block, context_fn=contexts_keeping(frozenset({("aten.exp", 0)})))
+    output = block(torch.ones(3, 3, requires_grad=True))
+    with torch.no_grad():
+        output.mul_(2)
+    with pytest.raises(RuntimeError):
+        output.sum().backward()
