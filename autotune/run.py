@@ -14,6 +14,7 @@ import sys
 from typing import NoReturn
 
 from autotune.errors import InvalidInput
+from autotune.system.allocator_settings import set_segments
 from autotune.training.script import interface
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     except InvalidInput as error:
         _fail(str(error), hint=error.hint)
     if config.allocator == "expandable":  # before torch is imported, which reads it once
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        set_segments(expandable=True)
     # torch, after its settings
     from autotune.training.script.injection import inject_into_trainers  # noqa: PLC0415
 

@@ -36,7 +36,11 @@ def before_torch(config: TrainingConfig) -> list[str]:
     """Returns lines that must run before torch first allocates memory; they need `os`."""
     if config.allocator == "default":
         return []
-    return ['os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"']
+    return [
+        "# The user's other settings stay. torch prefers the older name where both are set.",
+        'own = os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", os.getenv("PYTORCH_ALLOC_CONF", ""))',
+        'os.environ["PYTORCH_ALLOC_CONF"] = f"{own},expandable_segments:True".lstrip(",")',
+    ]
 
 
 def with_torch(config: TrainingConfig) -> list[str]:

@@ -345,17 +345,10 @@ _MARK = "AUTOTUNE_TRIAL_SERVER"
 server has died."""
 _LEFTOVER_SECONDS = 2.0
 
-_ALLOCATOR_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-)
-
 
 def _environment_of_trials(mark: str) -> dict[str, str]:
-    """Returns the caller's environment without settings of the allocator, which trials choose."""
+    """Returns the caller's environment, with the caching allocator, whose peaks are measured."""
     environment = python_environment()
-    for name in _ALLOCATOR_VARIABLES:
-        environment.pop(name, None)
+    environment.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)
     environment[_MARK] = mark
     return environment

@@ -31,6 +31,7 @@ from autotune.spec.config import (
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.user_files import read_json
 from autotune.spec.workload import Workload
+from autotune.system.allocator_settings import own_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -284,9 +285,7 @@ def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Mo
 def _check_applicable(config: TrainingConfig) -> None:
     """Raises IllegalConfiguration; warns if the process did not start with the right allocator."""
     check_legal(config, LegalityContext.of_script(config, global_batch=config.micro_batch_size))
-    variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    settings = [os.environ.get(variable, "") for variable in variables]
-    is_expandable = any("expandable_segments:True" in setting for setting in settings)
+    is_expandable = "expandable_segments:True" in own_settings()
     if config.allocator == "expandable" and not is_expandable:
         warnings.warn(
             "allocator expandable is not applied, since torch reads this setting before there is "

@@ -1,0 +1,28 @@
+"""The settings of torch's CUDA allocator in the environment: a user's own, and ours beside them.
+
+torch reads them once, at the first allocation on a device. Of a key that is there twice it takes
+the later value. Source: c10/core/AllocatorConfig.cpp
+"""
+
+import os
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The name until torch 2.9 and today's. torch 2.13 reads the older alone where both are set."""
+
+
+def own_settings() -> str:
+    """Returns the settings that torch would read, empty without any."""
+    return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+
+
+def set_segments(*, expandable: bool) -> None:
+    """Sets the kind of segments, and keeps the user's other settings.
+
+    Must be called before the first allocation on the device.
+    """
+    settings = own_settings()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    if expandable or settings:
+        joined = f"{settings},expandable_segments:{expandable}"
+        os.environ[VARIABLES[-1]] = joined.lstrip(",")
