@@ -16,7 +16,7 @@ from autotune.exporters.bundle import shipped_files
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
+from autotune.exporters.reasons import MADE_BY_CLASS, WITH_MODES, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     COPY_THE_LOSS,
@@ -59,7 +59,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that accelerate and lines of a script can express."""
-    closest = Closest(recipe, "accelerate", MADE_BY_CLASS)
+    closest = Closest(recipe, "accelerate", {**MADE_BY_CLASS, **WITH_MODES})
     if recipe.device_type == "cpu":
         closest.use_torch(_ON_A_CPU)
         closest.use_one_device(_ON_A_CPU)

@@ -24,14 +24,14 @@ from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
-from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
+from autotune.exporters.reasons import WITH_MODES, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.trainer_keys import OF_OTHER_PACKAGES
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import SELECTIVE, Loss, TrainingConfig
+from autotune.spec.config import CUDA_GRAPHS, SELECTIVE, Loss, TrainingConfig
 from autotune.spec.prompt_format import PromptFormat, columns_of, of_axolotl, template_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
@@ -64,9 +64,12 @@ def write(recipe: Recipe, version: str) -> Export:
     if recipe.devices > 1:
         options = torchrun(recipe, f"--nproc_per_node={recipe.devices}")
         command += f" --launcher torchrun -- {options}"
-    # Without what axolotl makes itself: tf32 and the settings of the allocator.
+    # Without what axolotl makes itself: tf32, the settings of the allocator, and of the modes of
+    # torch.compile those that it has.
     precision = "fp32" if recipe.config.precision == "tf32" else recipe.config.precision
     launcher_config = dataclasses.replace(recipe.config, precision=precision, allocator="default")
+    if launcher_config.compile_mode in CUDA_GRAPHS:
+        launcher_config = dataclasses.replace(launcher_config, compile_mode="default")
     if is_needed(launcher_config):
         files[LAUNCHER] = launcher(dataclasses.replace(recipe, config=launcher_config))
         start = "accelerate launch"
@@ -267,7 +270,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
 _HAS = {
-    **KNOWN,
+    **WITH_MODES,
     "optimizer": (*_NAMES, *OF_OTHER_PACKAGES, "sgd", "adafactor", "muon"),
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
@@ -467,6 +470,8 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
+    if effective["compile_mode"] in CUDA_GRAPHS:
+        keys["torch_compile_mode"] = effective["compile_mode"]
 LIGER_FLAGS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
 
 

@@ -15,6 +15,7 @@ from autotune.exporters.named_schedule import named_schedule, warmup_reasons
 from autotune.exporters.reasons import KNOWN, MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
+from autotune.spec.config import CUDA_GRAPHS
 from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
 
 FILE = "autotune.yaml"
@@ -22,7 +23,7 @@ _COLLATOR = "DataCollatorForCausalLM"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    closest = Closest(recipe, "forgather", MADE_BY_CLASS)
+    closest = Closest(recipe, "forgather", {**MADE_BY_CLASS, "compile_mode": CUDA_GRAPHS})
     closest.use_torch("forgather has no DeepSpeed")
     closest.use_one_device("forgather's trainer shares out nothing among devices but layers")
     closest.leave_out_offload("forgather moves activations to the host, and nothing else")
@@ -185,7 +186,7 @@ def _arguments(effective: Mapping[str, Any], version: str) -> dict[str, Any]:
         "enable_activation_offloading": effective["activation_offload"] == "cpu",
         "torch_compile": effective["compile"] == "model",
         "torch_compile_backend": "inductor",
-        "torch_compile_mode": "default",
+        "torch_compile_mode": effective["compile_mode"],
         "torch_compile_dynamic": False,
         "torch_compile_full_graph": False,
         "activation_memory_budget": effective["memory_budget"],

@@ -1,6 +1,7 @@
 """`autotune_launch.py`: makes settings that only code can make, then runs the user's script.
 
-torch's activation memory budget has no environment variable, and few trainers have a key for it.
+torch's activation memory budget has no environment variable, and few trainers have a key for it,
+or for the mode of torch.compile.
 The choice of attention kernels, TF32 in matrix products and the growth of the allocator are
 settings of the process as well.
 """
@@ -10,11 +11,14 @@ from typing import Any
 
 from autotune.exporters.promise import literal_lines
 from autotune.exporters.recipe import Recipe, in_docstring
-from autotune.spec.config import Attention, TrainingConfig
+from autotune.spec.config import CUDA_GRAPHS, Attention, TrainingConfig
 
 FILE = "autotune_launch.py"
-PROCESS_SETTINGS = ("memory_budget", "attention", "allocator")
+PROCESS_SETTINGS = ("memory_budget", "compile_mode", "attention", "allocator")
 """Techniques that are only a setting of the process. So is TF32, a value of `precision`."""
+
+CONFIG_MODULES = ("torch._functorch.config", "torch._inductor.config")
+"""Modules beside torch of which `with_torch` may need one."""
 
 _SWITCHES: Mapping[Attention, str] = {
     "flash": "enable_flash_sdp",
@@ -46,13 +50,18 @@ def before_torch(config: TrainingConfig) -> list[str]:
 def with_torch(config: TrainingConfig) -> list[str]:
     """Returns lines that must run before the first graph is compiled.
 
-    They need `torch` and `torch._functorch.config`.
+    They need `torch`, `torch._functorch.config` and `torch._inductor.config`.
     """
     lines = []
     if config.precision == "tf32":
         lines.append('torch.set_float32_matmul_precision("high")  # float32 products use TF32')
     if config.memory_budget != 1.0:
         lines.append(f"torch._functorch.config.activation_memory_budget = {config.memory_budget}")
+    if config.compile_mode.startswith("max-autotune"):
+        lines.append("torch._inductor.config.max_autotune = True")
+        lines.append("torch._inductor.config.coordinate_descent_tuning = True")
+    if config.compile_mode in CUDA_GRAPHS:
+        lines.append("torch._inductor.config.triton.cudagraphs = True")
     if config.attention != "auto":
         lines += [
             f"torch.backends.cuda.{call}({name == config.attention})"
@@ -82,8 +91,7 @@ def launcher(recipe: Recipe, trial: Mapping[str, Any] | None = None) -> str:
     settings = with_torch(config)
     if settings:
         lines.append("import torch")
-        if config.memory_budget != 1.0:
-            lines.append("import torch._functorch.config")
+        lines += [f"import {module}" for module in CONFIG_MODULES if module in "".join(settings)]
         lines.append("")
         lines += settings
     if trial is not None:

@@ -51,11 +51,14 @@ KNOWN: Values = {
     "engine": ("deepspeed",),
 }
 """What every exporter writes or has a reason for. One that has more lists it beside this."""
+WITH_MODES: Values = {**KNOWN, "compile_mode": CHOICES["compile_mode"]}
+"""The same of one that has a key for the mode of torch.compile, or starts by our launcher."""
 MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
 """The same of an exporter that has, or quotes, any optimizer by the name of its class."""
 WITH_KERNELS: Values = {
     **MADE_BY_CLASS,
     "activation_budget": (),  # whatever its size
+    "compile_mode": CHOICES["compile_mode"],
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
     "feed_forward": ("tiled",),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
-from autotune.exporters.reasons import KNOWN, Reason, Table, Values, reasons_in, unknown_values
+from autotune.exporters.reasons import WITH_MODES, Reason, Table, Values, reasons_in, unknown_values
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.config import (
     SELECTIVE,
@@ -92,7 +92,7 @@ _OPTIMIZERS = {
     "adafactor-fixed-rate": "adafactor",
 }
 HAS: Values = {
-    **KNOWN,
+    **WITH_MODES,
     "optimizer": (*_OPTIMIZERS, *_LACKING["optimizer"]),
     "kernels": ("liger",),
 }
@@ -259,7 +259,10 @@ def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False)
 def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
     if closest.compile == "none":
         return {"torch_compile": False}
-    return {"torch_compile": True, "torch_compile_backend": "inductor"}
+    keys = {"torch_compile": True, "torch_compile_backend": "inductor"}
+    if closest.compile_mode != "default":
+        keys["torch_compile_mode"] = closest.compile_mode
+    return keys
 
 
 def _liger_keys(closest: TrainingConfig) -> dict[str, Any]:

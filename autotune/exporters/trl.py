@@ -67,7 +67,8 @@ def write(recipe: Recipe, version: str) -> Export:
         f"# Replace each <NAME> in capitals. {_measured_on(recipe.devices)}\n"
     )
     # The launcher makes the settings of the process; `attention` may not be one of them any more.
-    config = dataclasses.replace(recipe.config, attention=closest.attention)
+    # Nor is the mode of torch.compile, of which trl has the key.
+    config = dataclasses.replace(recipe.config, attention=closest.attention, compile_mode="default")
     trial = promised(asked, on_devices.unsupported()) if is_promised(asked) else None
     started, command = accelerate_config.module_start(
         dataclasses.replace(recipe, config=config),

@@ -35,7 +35,7 @@ from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import HAS, KEY_NOTES, closest_config, training_keys
 from autotune.exporters.transformers.training_script import LOADERS
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "unsloth_train.py"
@@ -71,6 +71,9 @@ _LACKING: Table = {
         "every-2": ("block", "it checkpoints every block or none"),
     },
     "compile": {"block": ("none", _COMPILES), "model": ("none", _COMPILES)},
+    "compile_mode": {
+        mode: ("default", _COMPILES) for mode in CHOICES["compile_mode"] if mode != "default"
+    },
     "attention": dict.fromkeys(("flash", "efficient", "cudnn", "math"), ("auto", _KERNELS)),
     "loss": {
         "full": ("chunked", "it computes the loss in chunks of the logits, which takes less memory")

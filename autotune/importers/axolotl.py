@@ -41,7 +41,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     config: dict[str, Any] = {
         "precision": _precision(keys, has_adapters=bool(adapter)),
         **_checkpointing(keys, is_by_fsdp=shared.checkpoints),
-        "compile": "model" if keys["torch_compile"] in (True, "auto") else "none",
+        **transformers_keys.compilation(keys),
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "allocator": "expandable",  # axolotl's own choice

@@ -71,7 +71,7 @@ def finished(
         config["base_weights"] = _OF_AUTOCAST.get(config["precision"], "trained")
     if plan is not None and plan.tensor_parallel > 1 and config.pop("kernels", "none") != "none":
         keys.refuse(plan.key, "trials that split matrices have the model's own norms")
-    kernels = config.pop("adapter_kernels", "none")  # what goes with all the rest
+    later = {name: config.pop(name) for name in _LEFT_OUT if name in config}
     complete = {**TrainingConfig().to_dict(), **config}
     chosen = TrainingConfig(**{**config, **device_choices(keys, plan, complete, at)})
     if broken := rule_violations(chosen.to_dict(), replace(at, own=chosen)):
@@ -79,11 +79,13 @@ def finished(
             f"{keys.file} describes a training that autotune cannot do: {broken[0]}",
             hint="describe it by options instead: see autotune search --help",
         )
-    fused = replace(chosen, adapter_kernels=kernels)
-    if broken := rule_violations(fused.to_dict(), replace(at, own=fused)):
-        keys.refuse(KERNEL_OF_ADAPTERS, f"trials have peft's layers, which keep more: {broken[0]}")
-    else:
-        chosen = fused
+    for name, value in later.items():
+        key, without = _LEFT_OUT[name]
+        wanted = replace(chosen, **{name: value})
+        if broken := rule_violations(wanted.to_dict(), replace(at, own=wanted)):
+            keys.refuse(key, f"{without}: {broken[0]}")
+        else:
+            chosen = wanted
     return ImportedTraining(
         trainer=keys.table.title,
         file=keys.file.name,

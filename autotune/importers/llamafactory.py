@@ -46,7 +46,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     config: dict[str, Any] = {
         "precision": _precision(keys, bool(adapter), shared.precision),
         "checkpointing": "none" if keys.flag("disable_gradient_checkpointing") else "block",
-        "compile": "model" if keys.flag("torch_compile") else "none",
+        **transformers_keys.compilation(keys),
         **optimizer,
         "micro_batch_size": keys.whole_number("per_device_train_batch_size", least=1),
         "attention": _attention(keys),

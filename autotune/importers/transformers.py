@@ -25,7 +25,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         "checkpointing": transformers_keys.checkpointing(
             keys, checkpoints, of_arguments=f"{checkpoints}_kwargs"
         ),
-        "compile": "model" if keys.flag("torch_compile") else "none",
+        **transformers_keys.compilation(keys),
         **optimizer,
         "micro_batch_size": keys.whole_number("per_device_train_batch_size", least=1),
         **transformers_keys.liger(keys),

@@ -13,7 +13,7 @@ from autotune.importers import accelerate_file, deepspeed_file
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
 from autotune.spec.adapters import PISSA
-from autotune.spec.config import FULL_PRECISIONS
+from autotune.spec.config import CHOICES, FULL_PRECISIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     "adamw_torch": ("adamw", "foreach"),
@@ -82,6 +82,15 @@ _ATTENTION_LAYERS = _SEPARATE_LAYERS | frozenset(
         *("kv_a_proj_with_mqa", "kv_b_proj"),
     )
 )
+
+
+def compilation(keys: KeysOfFile) -> dict[str, str]:
+    """Returns what torch.compile compiles, and its mode, by `torch_compile` and its mode."""
+    compiles = keys.flag("torch_compile") or keys["torch_compile"] == "auto"  # of axolotl
+    mode = keys.one_of("torch_compile_mode", CHOICES["compile_mode"])
+    if not compiles:
+        return {"compile": "none"}
+    return {"compile": "model", "compile_mode": mode or "default"}
 
 
 def optimizer(keys: KeysOfFile, key: str, *, has_adapters: bool) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     config: dict[str, Any] = {
         "precision": _precision(keys, shared.precision, has_adapters=bool(adapter)),
         "checkpointing": "block" if shared.checkpoints else _checkpointing(keys),
-        "compile": "model" if keys.flag("torch_compile") else "none",
+        **transformers_keys.compilation(keys),
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "attention": _attention(keys),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
 from autotune.memory.communication import Communication
@@ -155,5 +156,8 @@ class CudaMeter:
 
     def _record_peak(self, phase: str) -> None:
         peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        if torch._inductor.config.triton.cudagraphs:
+            # A graph computes in memory that is reserved for it, where nothing is allocated.
+            peak_bytes = torch.cuda.max_memory_reserved(self._device)
         if peak_bytes > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak_bytes, phase

@@ -69,6 +69,7 @@ _SHORT = {
     "checkpointing": "ckpt",
     "compile": "compile",
     "memory_budget": "budget",
+    "compile_mode": "mode",
     "optimizer_fusion": "fusion",
     "attention": "attn",
     "activation_offload": "offload",

@@ -46,6 +46,7 @@ Checkpointing = Literal[
     "sqrt",
 ]
 CompileScope = Literal["none", "block", "model"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
 Allocator = Literal["default", "expandable"]
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
@@ -61,6 +62,9 @@ Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
 GradientReduction = Literal["fp32", "bf16"]
 Engine = Literal["torch", "deepspeed"]
+
+
+_GRAPHS_OF_A_GPU = "CUDA graphs need a GPU: use max-autotune-no-cudagraphs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,23 @@ class TrainingConfig(Built):
     ] = 1.0
     """torch.compile's activation memory budget, from 1.0 (save what the partitioner
     would save by default) to 0.0 (recompute everything)."""
+
+    compile_mode: Annotated[
+        CompileMode,
+        Technique(
+            help="Mode of torch.compile: with CUDA graphs, with kernels chosen by trying, or both.",
+            metavar="NAME",
+            is_added_later=True,
+            refines="compile",
+            held_by_the_host={
+                "reduce-overhead": _GRAPHS_OF_A_GPU,
+                "max-autotune": _GRAPHS_OF_A_GPU,
+            },
+        ),
+    ] = "default"
+    """Mode of torch.compile. `reduce-overhead` launches a compiled model by CUDA graphs;
+    `max-autotune-no-cudagraphs` tries several kernels for each product; `max-autotune` does both.
+    """
 
     optimizer: Annotated[
         Optimizer,
@@ -391,6 +412,8 @@ class TrainingConfig(Built):
             return (self.precision, trained, "eager")
         rounding = ["eager" if self.compile == "none" else "compiled"]
         if self.attention != "auto":
+        if self.compile_mode != "default":
+            rounding.append(self.compile_mode)
             rounding.append(self.attention)
         if self.loss != "full":
             rounding.append(self.loss)
@@ -514,6 +537,9 @@ KEEPS_PRODUCTS: tuple[Checkpointing, ...] = ("selective", "selective-2")
 """The values of `checkpointing` that keep results of matrix products."""
 
 SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
+CUDA_GRAPHS: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
+"""The values of `compile_mode` that launch compiled code by CUDA graphs."""
+
 """The values of `checkpointing` that choose by operator what is kept."""
 
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
@@ -718,6 +744,53 @@ RULES = (
         ("checkpointing", "memory_budget"),
         lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
         "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
+    Rule(
+        ("compile", "compile_mode"),
+        lambda c, _: c["compile_mode"] != "default" and c["compile"] == "none",
+        "compile_mode {compile_mode} is a mode of torch.compile, and compile is none",
+        "set compile to block or model, or leave compile_mode out",
+    ),
+    Rule(
+        ("compile", "compile_mode"),
+        # torch/_inductor/cudagraph_trees.py, can_start_new_generation
+        lambda c, _: c["compile_mode"] in CUDA_GRAPHS and c["compile"] == "block",
+        "compile_mode {compile_mode} launches CUDA graphs, and in an evaluation that of a compiled "
+        "block overwrites what the block before it has computed",
+        "set compile to model, or compile_mode to max-autotune-no-cudagraphs",
+    ),
+    Rule(
+        ("micro_batch_size", "compile_mode", "tensor_parallel"),
+        # https://github.com/pytorch/pytorch/issues/169545
+        lambda c, at: (
+            c["compile_mode"] in CUDA_GRAPHS
+            and c["micro_batch_size"] * replicas(c, at) != at.global_batch
+        ),
+        "compile_mode {compile_mode} launches CUDA graphs, which overwrite the gradients of a "
+        "micro batch of {micro_batch_size} by those of the next one of the global batch of "
+        "{global_batch}",
+        "use the largest micro_batch_size, or compile_mode max-autotune-no-cudagraphs",
+    ),
+    Rule(
+        ("compile_mode",),
+        lambda c, at: c["compile_mode"] in CUDA_GRAPHS and at.devices > 1,
+        "compile_mode {compile_mode} records CUDA graphs of one device, without what {devices} "
+        "devices send each other",
+        "use compile_mode max-autotune-no-cudagraphs",
+    ),
+    Rule(
+        ("compile_mode", "activation_offload"),
+        lambda c, _: c["compile_mode"] in CUDA_GRAPHS and c["activation_offload"] != "none",
+        "compile_mode {compile_mode} launches CUDA graphs, whose activations stay in memory of "
+        "their own when activation_offload {activation_offload} has copied them",
+        "use activation_offload none, or compile_mode max-autotune-no-cudagraphs",
+    ),
+    Rule(
+        ("compile_mode", "offload"),
+        lambda c, _: c["compile_mode"] in CUDA_GRAPHS and c["offload"] == "all",
+        "compile_mode {compile_mode} launches CUDA graphs, which read weights where they were when "
+        "they were recorded, and offload {offload} brings them to other places",
+        "use offload none, or compile_mode max-autotune-no-cudagraphs",
+    ),
         "recomputed",
         "set checkpointing to none or memory_budget to 1.0",
     ),

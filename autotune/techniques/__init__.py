@@ -92,11 +92,12 @@ class Training:
 
 
 def before_the_device(config: TrainingConfig) -> None:
-    """Makes the settings that must be made before the process first touches the device."""
+    """Makes the settings that a prediction, which touches no device, must not have."""
     allocator.set_allocator(config.allocator)
 
 
 def apply_techniques(
+    compilation.set_mode(config.compile_mode)
     config: TrainingConfig,
     workload: Workload,
     *,

@@ -19,7 +19,7 @@ from autotune.shipped.activation_offload import offloaded
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.changed_method import Method, change_method
 from autotune.spec.config import FULL_PRECISIONS, ActivationOffload, Precision, TrainingConfig
-from autotune.techniques import attention, memory_budget, precision, wrap_blocks
+from autotune.techniques import attention, compilation, memory_budget, precision, wrap_blocks
 from autotune.techniques.own_precision import (
     cast_state,
     cast_weights,
@@ -89,6 +89,8 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
         )
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
+    if config.compile_mode != "default":
+        compilation.set_mode(config.compile_mode)
     attention.set_attention_backend(config.attention)
     for technique, value in config.to_dict().items():
         if reason := _why_not_in_a_script(technique, value):

@@ -92,7 +92,7 @@ def _heading(first: str) -> Iterator[str]:
 def _techniques() -> Iterator[str]:
     yield from _heading("technique")
     for technique, values in VALUES.items():
-        if technique in ("sharding", "offload", "gradient_reduction", "engine"):
+        if technique in ("sharding", "gradient_reduction", "engine"):
             continue
         for value in values:
             config = _config(technique, value)

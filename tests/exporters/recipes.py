@@ -20,6 +20,7 @@ MIB = 1024**2
 
 NEEDED = {
     "memory_budget": {"compile": "block"},
+    "compile_mode": {"compile": "model"},
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},

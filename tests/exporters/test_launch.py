@@ -27,6 +27,10 @@ def launched(config):
     ("config", "setting", "value"),
     [
         (TrainingConfig(compile="block", memory_budget=0.3), "memory_budget", 0.3),
+        *(
+            (TrainingConfig(compile="model", compile_mode=mode), "compile_mode", mode)
+            for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+        ),
         (TrainingConfig(precision="bf16-mixed", attention="math"), "attention", "math"),
         (TrainingConfig(precision="bf16-mixed", attention="cudnn"), "attention", "cudnn"),
         (TrainingConfig(allocator="expandable"), "allocator", "expandable"),
@@ -36,6 +40,7 @@ def launched(config):
 )
 def test_a_setting_of_the_process_is_made_and_nothing_else(config, setting, value):
     plain = {"memory_budget": 1.0, "attention": "auto", "allocator": "default", "tf32": False}
+    plain["compile_mode"] = "default"
     assert is_needed(config)
     assert launched(config) == {**plain, setting: value}
 

@@ -39,6 +39,12 @@ BREAKING = (
     {"activation_budget": "1GiB", "activation_offload": "cpu"},
     {"activation_budget": "1GiB", "engine": "deepspeed"},
     {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
+    {"compile_mode": "max-autotune-no-cudagraphs"},
+    {**GRAPHS, "compile": "block"},
+    {**GRAPHS, "micro_batch_size": 4},
+    {**GRAPHS, "devices": 2, "sharding": "ddp", "micro_batch_size": 4},
+    {**GRAPHS, "activation_offload": "cpu"},
+    {**GRAPHS, "offload": "all"},
     {"precision": "fp16-mixed", "optimizer_fusion": "backward"},
     {"optimizer_fusion": "backward", "micro_batch_size": 4},
     {"optimizer_fusion": "backward", "clips_gradients": True},
@@ -370,7 +376,9 @@ def test_the_loss_is_compiled_only_with_the_whole_model(scope, classes):
     assert len(compiled_classes("loss", scope=scope)) == classes
 
 
-@pytest.mark.parametrize("field", ["precision", "checkpointing", "attention", "activation_offload"])
+@pytest.mark.parametrize(
+    "field", ["precision", "checkpointing", "attention", "activation_offload", "compile_mode"]
+)
 def test_every_other_technique_compiles_its_own_code(field):
     assert len(compiled_classes(field, scope="block")) == len(CHOICES[field])
 

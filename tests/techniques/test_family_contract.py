@@ -37,7 +37,7 @@ OF_16_BIT = 2e-2
 PLAIN_SHARE = 8
 """The plain tests run one in this many of the sampled rows."""
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
-OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "offload", "engine")
+OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "compile_mode", "engine")
 """Techniques that need several devices, a GPU, or a process of their own."""
 EVERY_CHOICE = {
     **{field: values for field, values in CHOICES.items() if field not in OF_OTHER_TESTS},
@@ -82,7 +82,7 @@ def unavailable_here():
     choices = {
         field: values
         for field, values in CHOICES.items()
-        if field not in ("compile", "activation_offload")
+        if field not in ("compile", "activation_offload", "offload")
     }
     return find_unavailable(choices, device=torch.device("cpu"))
 

@@ -109,9 +109,9 @@ With another number of processes each has another part of the global batch, whic
 def _settings(recipe: Recipe, promise: Mapping[str, Any]) -> Part:
     config, workload = recipe.config, recipe.workload
     imports = ["from typing import Any", "import torch"]
-    if config.memory_budget != 1.0:
-        imports.append("import torch._functorch.config")
-    lines = [*imports, *launch.with_torch(config)]
+    process = launch.with_torch(config)
+    imports += [f"import {name}" for name in launch.CONFIG_MODULES if name in "".join(process)]
+    lines = [*imports, *process]
     lines.append('DEVICE = "cuda" if torch.cuda.is_available() else "cpu"')
     settings: dict[str, object] = {
         "TEXT": workload.dataset,

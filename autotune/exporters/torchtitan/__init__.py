@@ -14,7 +14,7 @@ from autotune.exporters.devices import Closest, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
-from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
+from autotune.exporters.reasons import WITH_MODES, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.several_nodes import note, torchrun
@@ -56,7 +56,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe, version: str) -> Closest:
     """Returns the closest recipe that torchtitan can share out among devices."""
-    closest = Closest(recipe, "torchtitan", KNOWN)
+    closest = Closest(recipe, "torchtitan", WITH_MODES)
     _fit_adapter(closest, version)
     closest.use_torch("torchtitan has no DeepSpeed")
     closest.leave_out_zero1()

@@ -141,9 +141,8 @@ def _settings(recipe: Recipe, keys: Mapping[str, Any]) -> Part:
     """Returns the settings of the process and the constants."""
     config = recipe.config
     lines = ["from typing import Any", "import torch"]
-    if config.memory_budget != 1.0:
-        lines.append("import torch._functorch.config")
     process = launch.with_torch(config)
+    lines += [f"import {name}" for name in launch.CONFIG_MODULES if name in "".join(process)]
     if process:
         lines += ["# Settings of the process.", *process, ""]
     if recipe.workload.script is None:

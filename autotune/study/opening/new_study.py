@@ -190,11 +190,13 @@ def _with_possible_choices(
 _REPLACEABLE = (
     "precision",
     "compile",
+    "compile_mode",
     "optimizer_fusion",
     "attention",
     "kernels",
     "allocator",
     "activation_offload",
+    "offload",
 )
 """Techniques of a file whose default trains what another value does, apart from rounding."""
 

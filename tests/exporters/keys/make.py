@@ -203,7 +203,7 @@ AXOLOTL = [
     "gradient_checkpointing_kwargs", "selective_checkpointing", "torch_compile",
     "torch_compile_backend", "adapter", "lora_r", "lora_alpha", "lora_dropout",
     "lora_target_linear", "lora_target_modules", "lora_modules_to_save", "peft_use_dora",
-    "tiled_mlp",
+    "tiled_mlp", "torch_compile_mode", "layer_offloading",
     "peft_use_rslora", "peft_init_lora_weights", "lora_rank_pattern", "lora_alpha_pattern",
     "peft_autocast_adapter_dtype",
     "load_in_4bit", "load_in_8bit", "bnb_config_kwargs", "lora_mlp_kernel", "lora_qkv_kernel",

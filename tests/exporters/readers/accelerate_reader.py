@@ -48,7 +48,8 @@ def read(export, version):
 
 
 def process_settings_of_nothing():
-    return {"memory_budget": 1.0, "attention": "auto", "allocator": "default", "tf32": False}
+    plain = {"memory_budget": 1.0, "compile_mode": "default", "attention": "auto"}
+    return {**plain, "allocator": "default", "tf32": False}
 
 
 def dtype_by_script(export):

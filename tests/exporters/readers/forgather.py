@@ -70,10 +70,7 @@ def read(export, version):
     assert written["resume_from_checkpoint"] is False
     assert blocks["lr_scheduler"] == {"lr_scheduler": None}
     values = {**defaults(table["later"]), **written}
-    assert (values["torch_compile_backend"], values["torch_compile_mode"]) == (
-        "inductor",
-        "default",
-    )
+    assert values["torch_compile_backend"] == "inductor"
     return {
         **_numbers(values, blocks),
         **_optimizer(blocks["optimizer"]["optimizer"], values),
@@ -175,6 +172,7 @@ def _techniques(values):
         "compile": "model" if values["torch_compile"] else "none",
         # forgather asks whether the value is true, so that 0.0 sets nothing.
         "memory_budget": values["activation_memory_budget"] or 1.0,
+        "compile_mode": values["torch_compile_mode"],
         "attention": values["sdpa_backend"] or "auto",
         "activation_offload": "cpu" if values["enable_activation_offloading"] else "none",
     }

@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.masking_utils import AttentionMaskInterface
 
+from autotune.techniques.compilation import set_mode
 from tests.exporters.readers.optimizers import BY_CLASS
 
 LAYERS = 4
@@ -92,6 +93,7 @@ def imported(code):
         sys.modules.pop(file.stem, None)
         torch.set_float32_matmul_precision(precision)
         torch._functorch.config.activation_memory_budget = budget
+        set_mode("default")
         for flag, value in switches.items():
             getattr(torch.backends.cuda, f"enable_{flag}_sdp")(value)
         os.environ.clear()

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 
 from autotune.exporters.launch import FILE
+from autotune.techniques.compilation import set_mode
 
 SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -24,13 +26,25 @@ def settings_undone():
     finally:
         torch.set_float32_matmul_precision(precision)
         torch._functorch.config.activation_memory_budget = budget
+        set_mode("default")
         os.environ.pop(ALLOCATOR, None)
         for flag in SWITCHES.values():
             getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
 
 
+def compile_mode_of_this_process():
+    settings = torch._inductor.config
+    assert settings.max_autotune == settings.coordinate_descent_tuning
+    return {
+        (False, False): "default",
+        (False, True): "reduce-overhead",
+        (True, False): "max-autotune-no-cudagraphs",
+        (True, True): "max-autotune",
+    }[settings.max_autotune, settings.triton.cudagraphs]
+
+
 def settings_of_this_process():
-    """memory_budget, attention, allocator and whether products use TF32."""
+    """memory_budget, mode of the compiler, attention, allocator and whether products use TF32."""
     on = [
         kernel
         for kernel, flag in SWITCHES.items()
@@ -38,6 +52,7 @@ def settings_of_this_process():
     ]
     return {
         "memory_budget": float(torch._functorch.config.activation_memory_budget),
+        "compile_mode": compile_mode_of_this_process(),
         "attention": on[0] if len(on) == 1 else "auto",
         "allocator": "expandable" if "expandable" in os.environ.get(ALLOCATOR, "") else "default",
         "tf32": torch.get_float32_matmul_precision() == "high",

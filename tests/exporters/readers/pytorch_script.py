@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from autotune.exporters import launch
 from tests.exporters.readers.adapters import adapter_settings, trained_dtype
 from tests.exporters.readers.devices import ONE_DEVICE, REDUCED_IN, by_fsdp2
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
@@ -70,7 +71,7 @@ def read(export, version):
         inner = getattr(optimizer, "_inner", optimizer)
         of_process = settings_of_this_process()
         return {
-            **{name: of_process[name] for name in ("memory_budget", "attention", "allocator")},
+            **{name: of_process[name] for name in launch.PROCESS_SETTINGS},
             "precision": _precision(training, observer, optimizer),
             **adapter_settings(training.model, training.model.blocks, "attention"),
             "checkpointing": "none"

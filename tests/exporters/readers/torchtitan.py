@@ -30,7 +30,8 @@ def read(export, version):
         assert done["precision"] in ("fp32", "tf32")
         done["precision"] = "tf32"
     assert done["devices_per_trial"] == processes
-    return {**done, "allocator": process["allocator"], "activation_offload": "none"}
+    of_process = {name: process[name] for name in ("allocator", "compile_mode")}
+    return {**done, **of_process, "activation_offload": "none"}
 
 
 def _devices(values):
