@@ -27,7 +27,7 @@ from functools import cached_property
 
 from autotune.analysis.communication import Exchange, Links
 from autotune.analysis.roofline import matrix_format
-from autotune.spec.config import FULL_PRECISIONS, SELECTIVE, TrainingConfig
+from autotune.spec.config import FULL_PRECISIONS, SELECTIVE, UPDATES_ON_HOST, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
@@ -336,11 +336,13 @@ class ExpectedStep:
             moved += 2 * (kept - self._activation_bytes(config)) * micro_batches
         updated = 0.0
         weights = WEIGHT_BYTES * self.plain.parameters
-        if config.offload != "none":
+        if config.offload in UPDATES_ON_HOST:
             moved += 2 * weights  # gradients to the host, and new weights back
             updated = UPDATE_BYTES * self.plain.parameters
         if config.offload == "all":
             moved += 2 * weights * micro_batches  # for the forward and the backward pass
+        if config.offload == "frozen":
+            moved += 2 * self._frozen_bytes(config) * micro_batches
         seconds = moved / HOST_LINK_BYTES_PER_SECOND + updated / HOST_BYTES_PER_SECOND
         return seconds / self.tokens_of_a_step / self.devices
 
@@ -354,7 +356,13 @@ class ExpectedStep:
         trained = weights * (1 + gradients + (0.0 if optimizer.is_paged else optimizer.state))
         if config.adapter == "none":
             return trained
-        return weights * BASE_WEIGHTS.get(config.base_weights, 1.0) + SHARE_OF_ADAPTER * trained
+        frozen = 0.0 if config.offload == "frozen" else self._frozen_bytes(config)
+        return frozen + SHARE_OF_ADAPTER * trained
+
+    def _frozen_bytes(self, config: TrainingConfig) -> float:
+        """Returns the bytes of the frozen weights under an adapter."""
+        weights = float(self.plain.bytes_by_category.get("parameters", 0))
+        return weights * BASE_WEIGHTS.get(config.base_weights, 1.0)
 
     @cached_property
     def _plain_activations(self) -> float:

@@ -14,7 +14,12 @@ There is no such bound from above: what a step keeps for its backward pass is de
 operator, which only a prediction sees.
 """
 
-from autotune.spec.config import FULL_PRECISIONS, QUANTIZED_WEIGHTS, TrainingConfig
+from autotune.spec.config import (
+    FULL_PRECISIONS,
+    QUANTIZED_WEIGHTS,
+    UPDATES_ON_HOST,
+    TrainingConfig,
+)
 from autotune.spec.model_shape import ModelShape, shape_of
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.workload import Workload
@@ -38,7 +43,9 @@ def least_memory_bytes(workload: Workload, config: TrainingConfig) -> int | None
     is_on_host = config.offload == "all"
     trained_weights = _trained_weights(shape, workload, config)
     trained = trained_weights * dtype_bytes
-    frozen, scales = (0.0, 0.0) if config.adapter == "none" else _frozen(shape, config, dtype_bytes)
+    frozen, scales = (0.0, 0.0)
+    if config.adapter != "none" and config.offload != "frozen":
+        frozen, scales = _frozen(shape, config, dtype_bytes)
     weights = 0.0 if is_on_host else (trained + frozen) / parts + scales / whole
     are_freed = is_on_host or config.optimizer_fusion in ("backward", "as-is")
     gradients = 0.0 if are_freed else trained / parts
@@ -84,7 +91,7 @@ def _frozen(shape: ModelShape, config: TrainingConfig, dtype_bytes: int) -> tupl
 def _state_bytes(config: TrainingConfig, *, dtype_bytes: int) -> float:
     """Returns the bytes of the optimizer's state on the device for each trained weight."""
     facts = OPTIMIZERS[config.optimizer]
-    if facts.is_paged or config.offload != "none" or facts.state < 0.5:
+    if facts.is_paged or config.offload in UPDATES_ON_HOST or facts.state < 0.5:
         return 0.0
     return facts.state * (4 if facts.state_form else dtype_bytes)
 

@@ -275,6 +275,7 @@ _HAS = {
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
     "feed_forward": ("tiled",),
+    "offload": (*WITH_MODES["offload"], "frozen"),
 }
 
 
@@ -461,17 +462,19 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
     }
     if effective["feed_forward"] == "tiled":
         keys["tiled_mlp"] = True
+    if effective["offload"] == "frozen":
+        keys["layer_offloading"] = True  # for blocks whose class is a ...DecoderLayer
     if precision == "fp8":
         keys["fp8_config"] = {"recipe": "tensorwise"}
     keys |= _checkpointing(effective["checkpointing"])
     keys["torch_compile"] = effective["compile"] == "model"
     if keys["torch_compile"]:
         keys["torch_compile_backend"] = "inductor"
+    if effective["compile_mode"] in CUDA_GRAPHS:
+        keys["torch_compile_mode"] = effective["compile_mode"]
     return keys
 
 
-    if effective["compile_mode"] in CUDA_GRAPHS:
-        keys["torch_compile_mode"] = effective["compile_mode"]
 LIGER_FLAGS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
 
 

@@ -153,6 +153,8 @@ class Closest:
 
     def offload_by_fsdp2(self) -> None:
         """Move to the host what FSDP2 can: all that is shared out, or nothing."""
+        if self.config.offload == "frozen":
+            return  # the trainer has a key for it
         if divides_weights(self.config):
             if self.config.offload == "optimizer":
                 why = "FSDP2 moves weights and gradients together with the optimizer's state"

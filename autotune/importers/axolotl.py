@@ -49,6 +49,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         "loss": "chunked" if _has_fused_loss(keys) else "full",
         "feed_forward": "tiled" if keys.flag("tiled_mlp") else "whole",
         **_kernels(keys),
+        **_layer_offloading(keys, has_adapters=bool(adapter)),
         **adapter,
     }
     if devices > 1 and _divides_weights(shared.plan) and config["precision"] == "bf16-true":
@@ -86,6 +87,15 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         }
     plan = transformers_keys.added_up(shared.plan, config["precision"])
     return finished(keys, workload=workload, config=config, plan=plan)
+
+
+def _layer_offloading(keys: KeysOfFile, *, has_adapters: bool) -> dict[str, str]:
+    if not keys.flag("layer_offloading"):
+        return {}
+    if not has_adapters:
+        keys.refuse("layer_offloading", "it moves frozen layers, and without adapters none are")
+        return {}
+    return {"offload": "frozen"}
 
 
 def _sharing(keys: KeysOfFile) -> Sharing:

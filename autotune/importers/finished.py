@@ -24,6 +24,13 @@ _OPTIONS = {
 """{what every training has: the option that says it}."""
 KERNEL_OF_ADAPTERS = "lora_mlp_kernel"
 """The key of axolotl by which its kernels of adapters are named."""
+_LEFT_OUT = {
+    "adapter_kernels": (KERNEL_OF_ADAPTERS, "trials have peft's layers, which keep more"),
+    "offload": ("layer_offloading", "frozen layers of trials stay on the device"),
+    "compile_mode": ("torch_compile_mode", "trials compile in the default mode"),
+}
+"""{technique: the key that asks for it, and what is done without} of what trains the same numbers.
+"""
 _MAKE_A_MODEL = ("model", "script", "layers", "width")
 """Settings of a request by which it has a model of its own."""
 _OF_AUTOCAST = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}

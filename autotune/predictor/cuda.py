@@ -23,7 +23,7 @@ from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.fake_mode import Scratch, StorageWatch
 from autotune.predictor.gpu import Gpu
 from autotune.predictor.reductions import partial_sums_bytes
-from autotune.shipped import activation_offload
+from autotune.shipped import activation_offload, frozen_on_host
 from autotune.spec.config import Attention, Offload
 from autotune.techniques import offload
 from autotune.units import format_size
@@ -156,6 +156,18 @@ def offloaded_off_device(watch: StorageWatch, *, place: Offload) -> Iterator[Non
         stack.enter_context(patch.object(offload, "optimizer_on_host", _OptimizerOnHost))
         if place == "all":
             stack.enter_context(_weights_on_host(watch))
+        yield
+
+
+@contextmanager
+def frozen_off_device(watch: StorageWatch) -> Iterator[None]:
+    """Makes the host's copies of frozen weights leave the recording of `watch`."""
+
+    def to_host(tensor: Tensor) -> Tensor:
+        with watch.on_host():
+            return tensor.clone()
+
+    with patch.object(frozen_on_host, "to_host", to_host):
         yield
 
 

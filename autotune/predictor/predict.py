@@ -337,6 +337,7 @@ class _FakeTraining(FakeRun):
             mesh = make_mesh(request.config, devices=devices, device=FAKE_DEVICE)
             stack.enter_context(resizes_noted(self.watch.note_resized))
             stack.enter_context(self.watch.mode)
+            stack.enter_context(cuda.frozen_off_device(self.watch))
             if self.gpu is not None:
                 stack.enter_context(
                     cuda.offloaded_off_device(self.watch, place=request.config.offload)

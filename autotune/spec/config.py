@@ -59,7 +59,7 @@ AdapterKernels = Literal["none", "fused"]
 FeedForward = Literal["whole", "tiled"]
 BaseWeights = Literal["trained", "bf16", "fp16", "int8", "fp8", "nf4"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
-Offload = Literal["none", "optimizer", "all"]
+Offload = Literal["none", "optimizer", "all", "frozen"]
 GradientReduction = Literal["fp32", "bf16"]
 Engine = Literal["torch", "deepspeed"]
 
@@ -344,12 +344,13 @@ class TrainingConfig(Built):
             held_by_the_host={
                 "optimizer": "the optimizer's state is in the host's memory already",
                 "all": "all tensors are in the host's memory already",
+                "frozen": "frozen weights are in the host's memory already",
             },
             packages={"optimizer": "torchao"},
         ),
     ] = "none"
-    """What is in host memory between its uses: nothing, the optimizer's state, or weights,
-    gradients and state."""
+    """What is in host memory between its uses: nothing, the optimizer's state, weights, gradients
+    and state, or the frozen weights of blocks beside adapters."""
 
     gradient_reduction: Annotated[
         GradientReduction,
@@ -411,9 +412,9 @@ class TrainingConfig(Built):
         if self.precision in FULL_PRECISIONS:
             return (self.precision, trained, "eager")
         rounding = ["eager" if self.compile == "none" else "compiled"]
-        if self.attention != "auto":
         if self.compile_mode != "default":
             rounding.append(self.compile_mode)
+        if self.attention != "auto":
             rounding.append(self.attention)
         if self.loss != "full":
             rounding.append(self.loss)
@@ -536,10 +537,10 @@ HELD_BY_THE_HOST = {
 KEEPS_PRODUCTS: tuple[Checkpointing, ...] = ("selective", "selective-2")
 """The values of `checkpointing` that keep results of matrix products."""
 
-SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
 CUDA_GRAPHS: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
 """The values of `compile_mode` that launch compiled code by CUDA graphs."""
 
+SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
 """The values of `checkpointing` that choose by operator what is kept."""
 
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
@@ -551,6 +552,9 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("fp8", "int8-mixed")
 
 SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
 """The values of `sharding` with which a device has only a part of the weights between steps."""
+
+UPDATES_ON_HOST: tuple[Offload, ...] = ("optimizer", "all")
+"""The values of `offload` with which the host's processors update the weights."""
 
 QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
 """The values of `base_weights` for which linear layers have fewer than 16 bits a weight."""
@@ -741,10 +745,6 @@ RULES = (
         "set compile to block or model",
     ),
     Rule(
-        ("checkpointing", "memory_budget"),
-        lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
-        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
-    Rule(
         ("compile", "compile_mode"),
         lambda c, _: c["compile_mode"] != "default" and c["compile"] == "none",
         "compile_mode {compile_mode} is a mode of torch.compile, and compile is none",
@@ -791,6 +791,10 @@ RULES = (
         "they were recorded, and offload {offload} brings them to other places",
         "use offload none, or compile_mode max-autotune-no-cudagraphs",
     ),
+    Rule(
+        ("checkpointing", "memory_budget"),
+        lambda c, _: c["memory_budget"] != 1.0 and c["checkpointing"] != "none",
+        "memory_budget {memory_budget} and checkpointing {checkpointing} both decide what is "
         "recomputed",
         "set checkpointing to none or memory_budget to 1.0",
     ),
@@ -1125,21 +1129,23 @@ RULES = (
     ),
     Rule(
         ("precision", "offload"),
-        lambda c, _: c["offload"] != "none" and c["precision"] == "fp16-mixed",
+        lambda c, _: c["offload"] in UPDATES_ON_HOST and c["precision"] == "fp16-mixed",
         "GradScaler unscales the gradients of fp16-mixed on the device, and offload {offload} has "
         "taken them to the host by then",
         "use precision bf16-mixed, or offload none",
     ),
     Rule(
         ("precision", "offload"),
-        lambda c, _: c["offload"] != "none" and c["precision"] == "bf16-stochastic",
+        lambda c, _: c["offload"] in UPDATES_ON_HOST and c["precision"] == "bf16-stochastic",
         "bf16-stochastic brings an optimizer of its own, which offload {offload} cannot move to "
         "the host",
         "use precision bf16-true, or offload none",
     ),
     Rule(
         ("optimizer", "offload"),
-        lambda c, _: c["offload"] != "none" and bool(_facts(c).state_form or _facts(c).of_matrices),
+        lambda c, _: (
+            c["offload"] in UPDATES_ON_HOST and bool(_facts(c).state_form or _facts(c).of_matrices)
+        ),
         "{optimizer} saves memory of the device, where offload {offload} has no optimizer state",
         "use optimizer adamw, or offload none",
     ),
@@ -1162,6 +1168,31 @@ RULES = (
         "offload all moves weights by FSDP2, which cannot divide torchao's tensors of codes and "
         "scales, as base_weights {base_weights} are",
         "use base_weights nf4 or bf16, or offload optimizer",
+    ),
+    Rule(
+        ("adapter", "offload"),
+        lambda c, _: c["offload"] == "frozen" and c["adapter"] == "none",
+        "offload frozen brings frozen weights from the host, and adapter none freezes no weights",
+        "set adapter to lora or dora, or offload to all",
+    ),
+    Rule(
+        ("offload",),
+        lambda c, at: c["offload"] == "frozen" and at.devices > 1,
+        "offload frozen brings the whole weights of a block to its device, and {devices} devices "
+        "would each have all of them in the host's memory",
+        "use sharding zero3, with offload all or none",
+    ),
+    Rule(
+        ("compile", "offload"),
+        lambda c, _: c["offload"] == "frozen" and c["compile"] == "model",
+        "offload frozen brings weights between the blocks, where compile model has one graph",
+        "set compile to block or none, or offload to none",
+    ),
+    Rule(
+        ("offload", "engine"),
+        lambda c, _: c["offload"] == "frozen" and c["engine"] == "deepspeed",
+        "engine deepspeed moves frozen weights to the host together with those that are trained",
+        "use offload all with sharding zero3, or engine torch",
     ),
     Rule(
         ("optimizer", "sharding"),

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autotune.models.parts import Buffers, ModelParts
 from autotune.models.weights import Placement, load_model
+from autotune.shipped.frozen_on_host import FrozenOnHost
 from autotune.shipped.fused_adapters import fuse_adapters
 from autotune.spec.config import HELD_BY_THE_HOST, TrainingConfig
 from autotune.spec.setting import NO_LIMIT
@@ -65,6 +66,8 @@ class Training:
     """Where the model's buffers are, by the names that they had then."""
     tensor_parallel: TensorParallel | None = None
     """The devices among which the matrices are split, where they are."""
+    on_host: FrozenOnHost | None = None
+    """The frozen weights of blocks in the host's memory, with offload frozen."""
     unquantized: tuple[int, int] = (0, 0)
     """How many numbers of frozen weights are not quantized, and how many are."""
 
@@ -94,10 +97,10 @@ class Training:
 def before_the_device(config: TrainingConfig) -> None:
     """Makes the settings that a prediction, which touches no device, must not have."""
     allocator.set_allocator(config.allocator)
+    compilation.set_mode(config.compile_mode)
 
 
 def apply_techniques(
-    compilation.set_mode(config.compile_mode)
     config: TrainingConfig,
     workload: Workload,
     *,
@@ -126,7 +129,12 @@ def apply_techniques(
     placement = _placement(
         config, workload, device=device, dequantized=dequantized, tensor_parallel=split
     )
+    if config.offload == "frozen" and device.type == "cuda":
+        pinned_memory.bound_frozen_weights()
     parts = load_model(workload, file=weights_file, placement=placement)
+    on_host = placement.on_host if isinstance(placement, adapter.AdaptedWeights) else None
+    if on_host is not None:
+        on_host.follow(list(parts.blocks))  # before anything runs a block
     check_parts(parts, config)
     loss.set_loss(parts, config.loss)
     loaded_by_block = parts.parameters_by_block()
@@ -190,6 +198,7 @@ def apply_techniques(
         },
         buffers=buffers,
         tensor_parallel=split,
+        on_host=on_host,
         unquantized=placement.unquantized(),
     )
 

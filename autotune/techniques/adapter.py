@@ -45,6 +45,7 @@ from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
 from autotune.shipped.adapter_weights import principal_matrices
+from autotune.shipped.frozen_on_host import FrozenOnHost, frozen_in_blocks
 from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
@@ -94,6 +95,10 @@ class AdaptedWeights(Placement):
         """The matrices that adapters begin with as PiSSA's, by their paths and `_INPUT` or
         `_OUTPUT`."""
 
+        self.on_host: FrozenOnHost | None = None
+        """Where the frozen weights of blocks are, with offload frozen."""
+        self._block_of: dict[str, int] = {}
+
     def change(self, parts: ModelParts) -> ModelParts:
         """Freeze a model on the meta device, add the adapters and copy the modules to save."""
         saved = saved_modules(parts, self._workload.modules_to_save)
@@ -123,6 +128,10 @@ class AdaptedWeights(Placement):
         _inject(parts.model, targets, self._config, self._workload)
         if parts.head in saved.values():
             parts = _with_copied_head(parts, saved)
+        if self._config.offload == "frozen":
+            blocks = list(parts.blocks)
+            self._block_of = frozen_in_blocks(parts.model, blocks)
+            self.on_host = FrozenOnHost(len(blocks))
         self._parts = parts
         return parts
 
@@ -142,7 +151,10 @@ class AdaptedWeights(Placement):
         if self._is_quantized(name):
             placed = self._quantize(placed)
         self._note_norm(name, placed)
-        return self._without_principal(name, placed)
+        placed = self._without_principal(name, placed)
+        if self.on_host is not None and name in self._block_of:
+            self.on_host.take(self._block_of[name], placed)
+        return placed
 
     def outline(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         outline = super().outline(name, parameter, weight)

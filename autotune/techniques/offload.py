@@ -5,9 +5,10 @@
 | none | | |
 | optimizer | the optimizer's state, a copy of the weights | gradients there, new weights back |
 | all | weights, gradients, the optimizer's state | weights to the device twice a micro batch too |
+| frozen | frozen weights of blocks, beside adapters | these to the device twice a micro batch |
 
-In both cases the host's processors update the weights, which is slow without optimizer_fusion
-kernel, and the host needs memory for all that leaves the device, most of it pinned.
+With optimizer and all the host's processors update the weights, which is slow without
+optimizer_fusion kernel. The host needs memory for all that leaves the device, most of it pinned.
 
 `optimizer` is torchao's CPUOffloadOptimizer, for one device. It copies each gradient to the host
 while the backward pass goes on. Weights with fewer than 4,096 elements are updated on the device.
@@ -18,7 +19,14 @@ device and this micro batch, so nothing can change it later: neither clipping no
 `all` is FSDP2 with its CPUOffloadPolicy, on a mesh of a single device where a trial has one. A
 block's weights are on the device during its forward and its backward pass.
 
-Both need a device with memory of its own. Sources:
+`frozen` is our own (`shipped/frozen_on_host.py`), like axolotl's layer_offloading: while a block
+runs, forward or backward, its weights and those of the next are on the device. Embeddings, the last
+norm and the head stay there, as do weights that several modules share, adapters, and scales of nf4.
+What autocast makes of a weight is an activation: it is kept for the backward pass unless the block
+is recomputed, so base_weights are best in 16 bits or fewer.
+
+All need a device with memory of its own. Sources:
+https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/core/trainers/mixins/layer_offloading.py,
 https://github.com/pytorch/ao/blob/main/torchao/optim/cpu_offload.py,
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """

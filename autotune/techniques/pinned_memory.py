@@ -12,8 +12,9 @@ from torch import Tensor
 
 from autotune.memory.host import HostMemoryExceeded, available_bytes, when_it_was_left
 from autotune.memory.meter import resident_bytes
-from autotune.shipped import activation_offload
+from autotune.shipped import activation_offload, frozen_on_host
 from autotune.shipped.activation_offload import OnHost
+from autotune.shipped.frozen_on_host import emptied
 from autotune.shipped.quantized import scales_beside, tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
@@ -47,17 +48,22 @@ def check_host_memory(config: TrainingConfig, parameters: Iterable[Tensor]) -> N
 
 
 def bytes_to_host(config: TrainingConfig, parameters: Iterable[Tensor]) -> int:
-    """Returns the host memory of `config.offload`: pinned weights and gradients, and the state."""
+    """Returns the host memory of `config.offload`: pinned weights and gradients, and the state.
+
+    Between two steps, when frozen weights have been copied to the host.
+    """
     if config.offload == "none":
         return 0
     size_bytes = 0
     for parameter in parameters:
-        if parameter.requires_grad:
+        if parameter.requires_grad and config.offload != "frozen":
             size_bytes += sum(_bytes_of_trained(config, one) for one in tensors_behind(parameter))
         elif config.offload == "all":
             frozen = sum(one.nbytes for one in tensors_behind(parameter))
             on_device = sum(scales.nbytes for scales in scales_beside(parameter))
             size_bytes += pinned_bytes(frozen - on_device)
+        elif config.offload == "frozen":
+            size_bytes += sum(pinned_bytes(one.nbytes) for one in emptied(parameter))
     return size_bytes
 
 
@@ -67,6 +73,29 @@ def _bytes_of_trained(config: TrainingConfig, weight: Tensor) -> int:
     # The weight and its gradient. Of the state, rows and columns do not count.
     state_bytes = int(OPTIMIZERS[config.optimizer].state) * weight.nbytes
     return 2 * pinned_bytes(weight.nbytes) + state_bytes
+
+
+def bound_frozen_weights() -> None:
+    """Makes offload frozen raise HostMemoryExceeded before it pins more than the host has.
+
+    Applies to the whole process. Must be called once on CUDA, before weights are loaded.
+    """
+    available = available_bytes()
+    if available is None:
+        return
+    budget = PinnedMemoryBudget(
+        limit_bytes=int((1 - KEPT_FREE_SHARE) * available),
+        available_bytes=available,
+        pins="frozen weights",
+        hint="use offload none, base_weights of fewer bits",
+    )
+    to_host = frozen_on_host.to_host
+
+    def to_host_within_budget(tensor: Tensor) -> Tensor:
+        budget.take(tensor.nbytes)
+        return to_host(tensor)
+
+    frozen_on_host.to_host = to_host_within_budget
 
 
 def bound_pinned_memory(*, taken_otherwise: int = 0) -> None:
@@ -115,7 +144,16 @@ def on_device(tensors: Iterable[Tensor], device_type: str) -> list[Tensor]:
 class PinnedMemoryBudget:
     """Counts the bytes that are pinned, and limits them."""
 
-    def __init__(self, *, limit_bytes: int, available_bytes: int, pinned_before: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        limit_bytes: int,
+        available_bytes: int,
+        pinned_before: int = 0,
+        pins: str = "offloaded activations",
+        hint: str = "use activation_offload none, checkpointing or a smaller micro batch",
+    ) -> None:
+        self._pins, self._hint = pins, hint
         self._limit_bytes = limit_bytes
         self._available_bytes = available_bytes
         self._pinned_before = pinned_before
@@ -144,9 +182,8 @@ class PinnedMemoryBudget:
             left = format_size(self._available_bytes)
             limit = format_size(self._limit_bytes)
             raise HostMemoryExceeded(
-                f"out of host memory: offloaded activations pin at least {needed}, and of the "
-                f"{left} {when_it_was_left()} {limit} may be pinned; use activation_offload "
-                "none, checkpointing or a smaller micro batch, or a host or "
+                f"out of host memory: {self._pins} pin at least {needed}, and of the {left} "
+                f"{when_it_was_left()} {limit} may be pinned; {self._hint}, or a host or "
                 "container with more memory"
             )
 

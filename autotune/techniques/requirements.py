@@ -120,8 +120,12 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return None
         case ("checkpointing" | "activation_budget" | "compile", _) if parts.blocks_owner is None:
             return "the model has no list of alike blocks that its forward pass calls"
-        case ("offload", "all") if parts.blocks_owner is None:
+        case ("offload", "all" | "frozen") if parts.blocks_owner is None:
             return "it moves the weights of one block after the other, and the model has no blocks"
+        case ("offload", "frozen") if len(set(parts.blocks)) < len(parts.blocks):
+            return (
+                "it moves the weights of each block, and this model calls one block several times"
+            )
         case ("sharding", "zero2" | "zero3" | "hsdp") if parts.blocks_owner is None:
             return "it gathers the weights of a block at a time, and the model has no blocks"
         case ("optimizer", name) if OPTIMIZERS[name].of_matrices and parts.blocks_owner is None:

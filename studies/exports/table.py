@@ -24,9 +24,12 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "memory_budget": (1.0, 0.5, 0.0),
     "activation_budget": ("none", "1GiB"),
     "micro_batch_size": (WORKLOAD.global_batch, 1),
+    "offload": ("frozen",),  # the others are shown on several devices
 }
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "memory_budget": {"compile": "block"},
+    "compile_mode": {"compile": "model"},
+    "offload frozen": {"adapter": "lora"},
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},

@@ -90,6 +90,7 @@ ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3, adapters beside nf4 on the host": (2, {"sharding": "zero3", "offload": "all", **QLORA}),
     "hsdp, adapters beside nf4": (4, {"sharding": "hsdp", "sharding_group": 2, **QLORA}),
     "the optimizer on the host": (1, {"offload": "optimizer"}),
+    "frozen weights on the host": (1, {"offload": "frozen", **QLORA}),
     "DeepSpeed": (2, {"engine": "deepspeed", "sharding": "zero1", "precision": "bf16-mixed"}),
     "DeepSpeed, on the host": (2, {"engine": "deepspeed", "sharding": "zero3", "offload": "all"}),
     "DeepSpeed, the optimizer on the host": (

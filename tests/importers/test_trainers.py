@@ -491,3 +491,48 @@ def test_a_dropout_that_is_no_share_is_one_sentence(share, tmp_path):
 def test_a_full_training_has_no_dropout_of_adapters(tmp_path):
     found = _import("axolotl", tmp_path, lora_dropout=0.05, lora_modules_to_save=["lm_head"])
     assert not {"adapter_dropout", "modules_to_save"} & set(found.workload)
+
+
+@pytest.mark.parametrize("trainer", ["axolotl", "trl", "llamafactory", "transformers"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_the_mode_of_torch_compile_is_taken_over(trainer, mode, tmp_path):
+    found = _import(
+        trainer,
+        tmp_path,
+        torch_compile=True,
+        torch_compile_mode=mode,
+        gradient_accumulation_steps=1,
+    )
+    assert (found.config["compile"], found.config["compile_mode"]) == ("model", mode)
+    assert "torch_compile_mode" not in {one.key for one in found.not_taken}
+
+
+def test_cuda_graphs_of_an_accumulating_training_are_left_out_with_the_reason(tmp_path):
+    keys = {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}
+    found = _import("trl", tmp_path, **keys, gradient_accumulation_steps=4)
+    [why] = [one.why for one in found.not_taken if one.key == "torch_compile_mode"]
+    assert "overwrite the gradients" in why
+    assert found.config["compile_mode"] == "default"
+
+
+def test_a_mode_that_torch_compile_does_not_have_is_rejected(tmp_path):
+    with pytest.raises(InvalidInput, match="torch_compile_mode: 'fast'"):
+        _import("trl", tmp_path, torch_compile=True, torch_compile_mode="fast")
+
+
+def test_axolotls_layer_offloading_brings_frozen_layers_from_the_host(tmp_path):
+    found = _import("axolotl", tmp_path, adapter="lora", layer_offloading=True)
+    assert found.config["offload"] == "frozen"
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"adapter": None}, "without adapters none are"),
+        ({"adapter": "lora", "torch_compile": True}, "frozen layers of trials stay on the device"),
+    ],
+)
+def test_layer_offloading_that_a_trial_cannot_do_is_named(keys, why, tmp_path):
+    found = _import("axolotl", tmp_path, **keys, layer_offloading=True)
+    assert why in {one.key: one.why for one in found.not_taken}["layer_offloading"]
+    assert found.config["offload"] == "none"

@@ -25,6 +25,8 @@ from autotune.spec.config import (
 GLOBAL_BATCH = 8
 PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
 FUSED = {"adapter": "lora", "adapter_kernels": "fused"}
+FROZEN = {"adapter": "lora", "offload": "frozen"}
+GRAPHS = {"compile": "model", "compile_mode": "reduce-overhead"}
 IN_EIGHT_BITS = {"adapter": "lora", "precision": "bf16-mixed", "base_weights": "int8"}
 
 # For each rule, in their order, a configuration that breaks this one and no other.
@@ -33,18 +35,18 @@ BREAKING = (
     {"optimizer_fusion": "as-is"},
     {"micro_batch_size": 3},
     {"memory_budget": 0.5},
-    {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
-    {"activation_budget": "1GiB", "checkpointing": "block"},
-    {"activation_budget": "1GiB", "compile": "block"},
-    {"activation_budget": "1GiB", "activation_offload": "cpu"},
-    {"activation_budget": "1GiB", "engine": "deepspeed"},
-    {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
     {"compile_mode": "max-autotune-no-cudagraphs"},
     {**GRAPHS, "compile": "block"},
     {**GRAPHS, "micro_batch_size": 4},
     {**GRAPHS, "devices": 2, "sharding": "ddp", "micro_batch_size": 4},
     {**GRAPHS, "activation_offload": "cpu"},
     {**GRAPHS, "offload": "all"},
+    {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
+    {"activation_budget": "1GiB", "checkpointing": "block"},
+    {"activation_budget": "1GiB", "compile": "block"},
+    {"activation_budget": "1GiB", "activation_offload": "cpu"},
+    {"activation_budget": "1GiB", "engine": "deepspeed"},
+    {"optimizer": "adafactor", "optimizer_fusion": "kernel"},
     {"precision": "fp16-mixed", "optimizer_fusion": "backward"},
     {"optimizer_fusion": "backward", "micro_batch_size": 4},
     {"optimizer_fusion": "backward", "clips_gradients": True},
@@ -101,6 +103,10 @@ BREAKING = (
     {"offload": "all", "optimizer": "adafactor"},
     {"offload": "all", "optimizer_fusion": "backward"},
     {"offload": "all", **IN_EIGHT_BITS},
+    {"offload": "frozen"},
+    {**FROZEN, "devices": 2, "sharding": "ddp", "micro_batch_size": 4},
+    {**FROZEN, "compile": "model"},
+    {**FROZEN, "engine": "deepspeed"},
     {"devices": 2, "sharding": "zero3", "optimizer": "adafactor", "micro_batch_size": 4},
     {"devices": 2, "sharding": "zero2", "precision": "bf16-stochastic", "micro_batch_size": 4},
     {"devices": 2, "sharding": "zero3", "micro_batch_size": 4, **IN_EIGHT_BITS},

@@ -42,6 +42,7 @@ OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "compile_mode", "engine")
 EVERY_CHOICE = {
     **{field: values for field, values in CHOICES.items() if field not in OF_OTHER_TESTS},
     "micro_batch_size": (GLOBAL_BATCH, 1),
+    "offload": ("none", "frozen"),
 }
 RECOMPUTED = {
     "none": 0,
