@@ -28,6 +28,7 @@ from tests.building.results import bound
 EVERY_VALUE = {
     **SEARCHED,
     "memory_budget": (1.0, 0.5, 0.0),
+    "activation_budget": ("none", "1GiB"),
     "micro_batch_size": (8, 4, 2, 1),
     "adapter_rank": (8, 16, 64),
     "sharding_group": (1, 2, 4),
