@@ -203,13 +203,13 @@ class Searches:
             failpoint("search submitted, not committed")
         return search, True
 
-    def owner_of(self, study: str) -> str:
-        """Returns who submitted the first search of a study.
+    def owner_of(self, study: str) -> str | None:
+        """Returns who submitted the first search of a study, or of its name; None for a free name.
 
         One that was searched at a terminal, or imported, belongs to the owner of the server.
         """
         with self._database.reading() as connection:
-            return _owner_of(connection, study) or OWNER
+            return _owner_of(connection, study)
 
     def owners(self) -> dict[str, str]:
         """Returns who owns each study that was submitted, by its name."""
@@ -812,17 +812,14 @@ _STATES_OF_STUDIES = select(SEARCHES.c.study, SEARCHES.c.state).where(
 
 
 def _owner_of(connection: Connection, study: str) -> str | None:
-    """Returns who owns a study, or its name while its search waits; None for a free name."""
-    active = SEARCHES.c.state.in_(("queued", "running"))
-    is_taken = select(
-        or_(
-            select(STUDIES.c.id).where(STUDIES.c.name == study).exists(),
-            select(SEARCHES.c.id).where(SEARCHES.c.study == study, active).exists(),
-        )
-    )
-    if not connection.scalar(is_taken):
-        return None
-    return connection.scalar(select(OWNERS.c.owner).where(OWNERS.c.study == study)) or OWNER
+    """Returns who owns a study, or a name of which a search is listed; None for a free name."""
+    has_study = select(STUDIES.c.id).where(STUDIES.c.name == study).exists()
+    has_search = select(SEARCHES.c.id).where(SEARCHES.c.study == study).exists()
+    recorded = select(OWNERS.c.owner).where(OWNERS.c.study == study, or_(has_study, has_search))
+    owner = connection.scalar(recorded)
+    if owner is None and connection.scalar(select(has_study)):
+        return OWNER
+    return owner
 
 
 def _take_name(connection: Connection, study: str, new: NewSearch) -> None:

@@ -176,3 +176,50 @@ def test_a_study_takes_no_name_that_somebodys_search_waits_for(served, tokens, s
     service.searches.cancel(waiting.id, by="bob")
     assert answer.status_code == 409
     assert service.searches.get(waiting.id).submitted_by == "bob"
+
+
+# -- names without a study -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["cancelled before it began", "with its study deleted"])
+def without_study(request, service):
+    """A search of ada that has ended, and whose study is not there."""
+    new = NewSearch(request={"max_mem": "1GiB"}, submitted_by="ada", group=WITHOUT_DEVICES)
+    search, _ = service.searches.submit(new)
+    service.searches.cancel(search.id, by="ada")
+    if "deleted" in request.param:
+        service.searches.delete_study(search.study)
+    return search
+
+
+@pytest.mark.parametrize("who", ["ada", "root", "owner"])
+def test_a_search_that_never_opened_its_study_stays_with_who_submitted_it(
+    served, tokens, service, without_study, who
+):
+    headers = BEARER if who == "owner" else tokens[who]
+    path = f"/api/v1/searches/{without_study.id}/continue"
+    answer = served.post(path, json={"trials": 1}, headers=headers)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["submitted_by"] == "ada"
+    assert service.searches.owner_of(without_study.study) == "ada"
+
+
+def test_a_search_that_never_opened_its_study_is_continued_by_nobody_else(
+    served, tokens, without_study
+):
+    path = f"/api/v1/searches/{without_study.id}/continue"
+    answer = served.post(path, json={"trials": 1}, headers=tokens["bob"])
+    assert (answer.status_code, answer.json()["detail"]) == (
+        403,
+        f"study {without_study.study} belongs to ada",
+    )
+
+
+def test_a_name_without_a_study_is_free_once_its_searches_are_removed(served, tokens, service):
+    ended, _ = service.searches.submit(NewSearch(request={}, submitted_by="ada", study="fleeting"))
+    service.searches.cancel(ended.id, by="ada")
+    body = {"name": "fleeting", "max_mem": "8GiB", "group": WITHOUT_DEVICES}
+    before = served.post("/api/v1/searches", json=body, headers=tokens["bob"])
+    service.searches.remove(ended.id)
+    after = served.post("/api/v1/searches", json=body, headers=tokens["bob"])
+    assert (before.status_code, after.status_code) == (403, 202)

@@ -39,6 +39,7 @@ from autotune.service.state import Caller, Service, ServiceState
 from autotune.service.trial_logs import Log, log_of_search, log_of_trial
 from autotune.spec.queued_search import ENDED, SEARCH_STATES, QueuedSearch
 from autotune.spec.result import StudyResult
+from autotune.storage.tokens import OWNER
 from autotune.units import format_size
 
 router = APIRouter(include_in_schema=False)
@@ -342,7 +343,8 @@ def _state(service: ServiceState, search: QueuedSearch | None, study: str) -> di
     if search is not None:
         places = service.searches.places() if search.state == "queued" else {}
         row = contexts.search_row(search_object(search, place=places.get(search.id)))
-    return {"search": row, "owner": service.searches.owner_of(study)}
+    of_name = OWNER if search is None else search.submitted_by
+    return {"search": row, "owner": service.searches.owner_of(study) or of_name}
 
 
 # -- one study -------------------------------------------------------------------------------------

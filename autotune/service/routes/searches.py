@@ -294,13 +294,15 @@ def continue_search(
 ) -> Mapping[str, Any]:
     """Puts a new search of the same study into the queue, for more trials or more time.
 
-    With another name it is a new study of the caller, which takes over what was measured.
+    It is of the study's owner, also where an admin asks for it. With another name it is a new study
+    of the caller, which takes over what was measured.
     """
     wanted = wanted or Continuation()
     before = service.searches.get(number)
     study = wanted.name or before.study
-    owner = service.searches.owner_of(study)
-    if study == before.study and not caller.may_change(owner):
+    of_name = before.submitted_by if study == before.study else caller.name
+    owner = service.searches.owner_of(study) or of_name
+    if not caller.may_change(owner):
         raise NotYours(
             f"study {study} belongs to {owner}",
             hint="give a name of your own: the new study takes over what was measured",
@@ -319,7 +321,7 @@ def continue_search(
     found, is_new = service.searches.submit(
         NewSearch(
             request={**checked.settings, TRIALS_BEFORE: trials_before},
-            submitted_by=caller.name,
+            submitted_by=owner,
             is_of_admin=caller.is_admin,
             study=study,
             priority=checked.priority,

@@ -21,6 +21,7 @@ from autotune.spec.queued_search import ServiceEvent
 from autotune.spec.study import check_study_name
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
+from autotune.storage.tokens import OWNER
 from autotune.storage.transfer import read_studies, write_file
 from autotune.system.files import durable_file
 
@@ -183,7 +184,7 @@ def _remove_files(folder: Path, name: str) -> None:
 def _check_may_change(service: ServiceState, caller: Caller, name: str) -> None:
     """Raises UnknownStudy, and NotYours for a study of somebody else."""
     service.store.definition(name)
-    caller.check_may_change(f"study {name}", owner=service.searches.owner_of(name))
+    caller.check_may_change(f"study {name}", owner=service.searches.owner_of(name) or OWNER)
 
 
 def _check_idle(service: ServiceState, name: str) -> None:
