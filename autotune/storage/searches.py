@@ -693,17 +693,20 @@ def _queue(connection: Connection) -> Queue:
     rows = connection.execute(_ACTIVE).all()
     models = _models(connection, {row.study for row in rows if row.state == "queued"})
     people = {row.submitted_by for row in rows}
+    # Of the uses, which outlive the searches; a search that goes on takes no new turn.
     starts = (
-        select(SEARCHES.c.submitted_by, func.max(cast(SEARCHES.c.started_at, Float)))
-        .where(SEARCHES.c.submitted_by.in_(people), SEARCHES.c.started_at.is_not(None))
-        .group_by(SEARCHES.c.submitted_by)
+        select(USES.c.person, func.min(_BEGAN_AT).label("at"))
+        .where(USES.c.person.in_(people))
+        .group_by(USES.c.person, USES.c.search_id)
+        .subquery()
     )
+    last_starts = select(starts.c.person, func.max(starts.c.at)).group_by(starts.c.person)
     return Queue(
         rules,
         now=now,
         waiting=[_waiting(_search(row), models) for row in rows if row.state == "queued"],
         running=[_running(_search(row)) for row in rows if row.state == "running"],
-        last_starts={row[0]: row[1] for row in connection.execute(starts)},
+        last_starts={row[0]: row[1] for row in connection.execute(last_starts)},
         uses=_uses(connection, people, since=now - rules.most_hours.window_seconds)
         if rules.most_hours != NO_LIMIT
         else (),

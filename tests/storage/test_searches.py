@@ -122,6 +122,32 @@ def test_whoever_has_a_search_running_lets_others_go_before(queue):
     assert positions(queue) == {next_of_ada.id: 1}
 
 
+def test_who_removes_their_ended_searches_keeps_their_turn(queue):
+    for person in ("bob", "ada"):
+        submit(queue, submitted_by=person)
+        search = claim(queue)
+        queue.end_run(search.id, search.run, FINISHED)
+    queue.remove(search.id)  # of ada, who had the last turn
+    submit(queue)
+    of_bob = submit(queue, submitted_by="bob")
+    assert claim(queue).id == of_bob.id
+
+
+def test_a_search_that_goes_on_takes_no_new_turn(queue):
+    """A start after a loss is not that of a search which others have waited for."""
+    submit(queue)
+    search = claim(queue)
+    submit(queue, submitted_by="bob")
+    of_bob = claim(queue, "right")
+    queue.end_run(search.id, search.run, SERVER_STOPS)
+    again = claim(queue)
+    for each in (of_bob, again):
+        queue.end_run(each.id, each.run, FINISHED)
+    submit(queue, submitted_by="bob")
+    of_ada = submit(queue)
+    assert claim(queue).id == of_ada.id
+
+
 def test_a_person_at_the_limit_of_running_searches_waits_and_others_do_not(queue):
     queue.take_lead("a server", version="1", limits={"most_running_of_person": 1})
     submit(queue), submit(queue)
