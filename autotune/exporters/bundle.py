@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from autotune.spec.optimizers import OPTIMIZERS
+from autotune.system.syntax_trees import syntax_tree
 
 BLOCKS = "autotune_blocks.py"
 """Checkpoints, compiles or converts the blocks of a model by one line in the user's script."""
@@ -40,7 +41,7 @@ class Part:
 def code(text: str) -> Part:
     """Returns `text` as a part. Its imports, if any, are its first lines."""
     text = text.strip("\n")
-    statements = ast.parse(text).body
+    statements = syntax_tree(text).body
     leading = []
     for statement in statements:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
@@ -84,7 +85,7 @@ def shipped_text(file: str) -> str:
 def _docstring_and_rest(file: str) -> tuple[str, str]:
     text = files("autotune").joinpath("shipped", file).read_text("utf-8")
     lines = text.splitlines(keepends=True)
-    end = ast.parse(text).body[0].end_lineno
+    end = syntax_tree(text).body[0].end_lineno
     return "".join(lines[:end]).rstrip("\n"), "".join(lines[end:]).lstrip("\n")
 
 

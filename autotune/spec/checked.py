@@ -17,6 +17,7 @@ from autotune.spec.setting import (
     specified,
     unknown_setting,
 )
+from autotune.system.syntax_trees import ONE_THREAD_AT_A_TIME
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def parts_of(kind: type) -> Mapping[str, type]:
 def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
     """Returns what reads a field; making it takes a part of a millisecond."""
     hint = hints_of(kind)[name]
-    if is_dataclass(getattr(hint, "__origin__", hint)):
-        return TypeAdapter(hint)  # it has a schema of its own
-    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    with ONE_THREAD_AT_A_TIME:
+        if is_dataclass(getattr(hint, "__origin__", hint)):
+            return TypeAdapter(hint)  # it has a schema of its own
+        return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

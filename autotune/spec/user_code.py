@@ -18,6 +18,7 @@ from typing import Any
 from autotune.errors import InvalidInput, StudyMismatch
 from autotune.spec.user_files import LARGEST_PYTHON_BYTES, open_file, read_file
 from autotune.spec.user_paths import expanded
+from autotune.system.syntax_trees import syntax_tree
 
 SCRIPT = "script"
 """The value of `Workload.model` for a script."""
@@ -247,7 +248,7 @@ def read_python(file: Path) -> ast.Module:
     content = read_file(file, most_bytes=LARGEST_PYTHON_BYTES, hint="name a Python file")
     try:
         with warnings.catch_warnings(action="ignore"):  # warnings about the user's code
-            return ast.parse(content, filename=str(file))
+            return syntax_tree(content, file=str(file))
     except SyntaxError as error:
         line = f" in line {error.lineno}" if error.lineno else ""
         raise InvalidInput(
