@@ -16,6 +16,7 @@ from autotune.spec.attempt import MAX_RETRIES, Attempt, AttemptState, RunningAtt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.storage.database import Database
+from autotune.storage.error_translation import unknown_study
 from autotune.storage.leases import IS_RUNNING, AttemptLease
 from autotune.storage.retry import ONCE, RetryPolicy, retried
 from autotune.storage.rows import (
@@ -65,11 +66,11 @@ class Attempts:
         """Starts an attempt at the trial of `config`, which is added where it does not exist.
 
         Returns None where the trial has a result, runs on another worker or failed too often, or
-        where a new trial would exceed `most_trials`.
+        where a new trial would exceed `most_trials`. Raises UnknownStudy.
         """
         try:
             with self._database.writing() as connection:
-                study_id, revision = lock_study(connection, STUDIES.c.name == study)
+                study_id, revision = lock_study(connection, study)
                 trial = _find_trial(connection, study_id, config)
                 if trial is None:
                     trial = _add_trial(
@@ -199,10 +200,13 @@ class Attempts:
 
     @retried
     def forgive_losses(self, study: str) -> None:
-        """Resets the count of failed attempts, so that a later search retries such trials."""
+        """Resets the count of failed attempts, so that a later search retries such trials.
+
+        Raises UnknownStudy.
+        """
         trials_of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
         with self._database.writing() as connection:
-            lock_study(connection, STUDIES.c.name == study)
+            lock_study(connection, study)
             connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.trial_id.in_(trials_of_study), ATTEMPTS.c.state == "lost")
@@ -237,15 +241,22 @@ class _TrialUnavailable(Exception):
 # -- within a transaction --------------------------------------------------------------------------
 
 
-def lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
+def study_names(connection: Connection) -> list[str]:
+    """Returns the names of all studies, oldest first."""
+    return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)))
+
+
+def lock_study(connection: Connection, study: str) -> tuple[int, int]:
     """Raises the study's revision; returns its id and the new revision.
 
     The update locks the study's row: no other transaction changes its trials or confirmations until
-    the commit. Raises StorageUnavailable for a database that a later autotune has upgraded.
+    the commit. Raises UnknownStudy, and StorageUnavailable for a database that a later autotune has
+    upgraded.
     """
-    connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
-    check_revision(connection, str(connection.engine.url))
-    row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(condition)).one()
+    row = _lock(connection, STUDIES.c.name == study)
+    if row is None:
+        url = str(connection.engine.url)
+        raise unknown_study(study, study_names(connection), url=url)
     return row.id, row.revision
 
 
@@ -255,10 +266,17 @@ def _lock_study_of(connection: Connection, of_attempt: ColumnElement[bool]) -> i
     None where there is no such attempt.
     """
     study_id = connection.scalar(select(TRIALS.c.study_id).join(ATTEMPTS).where(of_attempt))
-    if study_id is None:
-        return None
-    _, revision = lock_study(connection, STUDIES.c.id == study_id)
-    return revision
+    row = _lock(connection, STUDIES.c.id == study_id)
+    return None if row is None else row.revision
+
+
+def _lock(connection: Connection, condition: ColumnElement[bool]) -> Any:
+    """Locks the row of a study, and returns its id and its new revision; None without a study."""
+    connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
+    check_revision(connection, str(connection.engine.url))
+    return connection.execute(
+        select(STUDIES.c.id, STUDIES.c.revision).where(condition)
+    ).one_or_none()
 
 
 def _find_trial(connection: Connection, study_id: int, config: TrainingConfig) -> Any:

@@ -6,7 +6,7 @@ Each message is one sentence with the database's URL; the hint says what to do.
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,13 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from autotune.errors import StorageUnavailable, StorageUnreachable, first_line_of
+from autotune.errors import (
+    StorageUnavailable,
+    StorageUnreachable,
+    UnknownStudy,
+    first_line_of,
+    suggestion,
+)
 from autotune.spec.full_disk import says_full_disk
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.tables import SCHEMA_VERSION
@@ -136,6 +142,14 @@ def damage_hint(url: str, role: DatabaseRole = STUDIES_DATABASE) -> str:
         return f"{copy}, or name another database with {role.option}"
     storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(redacted_url(url))}"
     return f"see all that is damaged with: autotune studies check{storage}; or {copy}"
+
+
+def unknown_study(study: str, known: Collection[str], *, url: str) -> UnknownStudy:
+    """Returns the error for a study that is none of the `known`, such as a deleted one."""
+    hint = "begin one with: autotune search"
+    if known:
+        hint = suggestion(study, known, otherwise=f"there is {', '.join(known)}")
+    return UnknownStudy(f"there is no study {study!r} in {redacted_url(url)}", hint=hint)
 
 
 def check_schema_version(study: str, found: int, *, url: str) -> None:

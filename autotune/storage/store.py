@@ -12,14 +12,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import Column, ColumnElement, Connection, Select, and_, insert, select, update
+from sqlalchemy import Column, ColumnElement, Select, and_, insert, select, update
 
 from autotune.errors import (
     StorageUnavailable,
     StorageUnreachable,
     StudyMismatch,
-    UnknownStudy,
-    suggestion,
 )
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Confirmation, new_confirmation_id
@@ -29,13 +27,14 @@ from autotune.spec.reading import fits
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import with_files_of_trial
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
-from autotune.storage.attempts import Attempts, lock_study, read_causes
+from autotune.storage.attempts import Attempts, lock_study, read_causes, study_names
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
 from autotune.storage.error_translation import (
     Conflict,
     check_schema_version,
     damage_hint,
     storage_errors,
+    unknown_study,
 )
 from autotune.storage.leases import AttemptLease
 from autotune.storage.retry import ONCE, RetryPolicy, retried
@@ -225,14 +224,17 @@ class StudyStore:
     def add_script_files(self, study: str, found: Mapping[str, str]) -> Mapping[str, str]:
         """Adds files that a trial's script first read after `autotune.apply`: {path: SHA-256}.
 
-        Returns all such files of the study. Raises StudyMismatch if one of them has changed since
-        another trial has read it; nothing is added then.
+        Returns all such files of the study. Raises UnknownStudy, and StudyMismatch if one of them
+        has changed since another trial has read it; nothing is added then.
         """
         of_study = STUDIES.c.name == study
         with self._database.writing() as connection:
             if found:  # locks the study's row until the commit
                 connection.execute(update(STUDIES).where(of_study).values(name=study))
-            workload = dict(connection.scalars(select(STUDIES.c.workload).where(of_study)).one())
+            row = connection.execute(select(STUDIES.c.workload).where(of_study)).one_or_none()
+            if row is None:
+                raise unknown_study(study, study_names(connection), url=self.url)
+            workload = dict(row.workload)
             later = workload.get("script_files_after_apply", {})
             merged = with_files_of_trial(workload.get("script_files"), later, found)
             if merged != later:
@@ -244,7 +246,7 @@ class StudyStore:
     def names(self) -> list[str]:
         """Returns the names of all studies, oldest first."""
         with self._database.reading() as connection:
-            return _names(connection)
+            return study_names(connection)
 
     @retried
     def has_study(self, study: str) -> bool:
@@ -259,11 +261,7 @@ class StudyStore:
         with self._database.reading() as connection:
             row = connection.execute(select(STUDIES).where(STUDIES.c.name == study)).one_or_none()
             if row is None:
-                names = _names(connection)
-                hint = "begin one with: autotune search"
-                if names:
-                    hint = suggestion(study, names, otherwise=f"there is {', '.join(names)}")
-                raise UnknownStudy(f"there is no study {study!r} in {self.url}", hint=hint)
+                raise unknown_study(study, study_names(connection), url=self.url)
             check_schema_version(study, row.schema_version, url=self.url)
             return definition_from_row(row), row.trials_wanted
 
@@ -360,12 +358,14 @@ class StudyStore:
     def begun(self, study: str) -> str:
         """Returns when the study was created, in UTC, as exactly as the database stores it.
 
-        A copy of the study keeps it; another study of the same name has another one.
+        A copy of the study keeps it; another study of the same name has another one. Raises
+        UnknownStudy.
         """
+        created_at = select(STUDIES.c.created_at).where(STUDIES.c.name == study)
         with self._database.reading() as connection:
-            moment = connection.scalars(
-                select(STUDIES.c.created_at).where(STUDIES.c.name == study)
-            ).one()
+            moment = connection.scalar(created_at)
+            if moment is None:
+                raise unknown_study(study, study_names(connection), url=self.url)
         return f"{_in_utc(moment):%Y-%m-%dT%H:%M:%S.%f}"
 
     # -- trials ------------------------------------------------------------------------------------
@@ -502,8 +502,8 @@ class StudyStore:
         """Stores a measurement beside the study's trials; a repeated call stores nothing.
 
         `before_retry` is called whenever the retry policy is about to try again. When this returns,
-        the measurement is on disk. Raises ValueError for one that is impossible, such as a negative
-        speed.
+        the measurement is on disk. Raises UnknownStudy, and ValueError for one that is impossible,
+        such as a negative speed.
         """
         row = confirmation_row(confirmation)
         store_row = partial(self._add_confirmation, study, row, confirmation_id=confirmation_id)
@@ -514,7 +514,7 @@ class StudyStore:
     ) -> None:
         is_same = CONFIRMATIONS.c.id == confirmation_id
         with self._database.writing() as connection:
-            study_id, _ = lock_study(connection, STUDIES.c.name == study)
+            study_id, _ = lock_study(connection, study)
             if connection.scalar(select(CONFIRMATIONS.c.id).where(is_same)) is not None:
                 return
             last = connection.scalar(
@@ -542,11 +542,6 @@ class StudyStore:
         )
         with self._database.reading() as connection:
             return [confirmation_from_row(row) for row in connection.execute(query)]
-
-
-def _names(connection: Connection) -> list[str]:
-    """Returns the names of all studies, oldest first."""
-    return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
 
 
 _ENTRY_COLUMNS = ("id", "name", "created_at", "cap_bytes", "revision", "trials_wanted")

@@ -36,7 +36,6 @@ from autotune.errors import (
     StorageUnavailable,
     StudyMismatch,
     UnknownStudy,
-    suggestion,
 )
 from autotune.spec.attempt import new_attempt_id
 from autotune.spec.confirmation import new_confirmation_id
@@ -44,7 +43,7 @@ from autotune.spec.reading import shown
 from autotune.spec.study import check_study_name
 from autotune.spec.user_files import open_file
 from autotune.storage.database import Database
-from autotune.storage.error_translation import Conflict, check_schema_version
+from autotune.storage.error_translation import Conflict, check_schema_version, unknown_study
 from autotune.storage.rows import (
     DamagedRow,
     check_attempt_row,
@@ -98,10 +97,7 @@ def read_studies(database: Database, names: Sequence[str] | None = None) -> list
         rows = {row.name: row for row in connection.execute(select(STUDIES).order_by(STUDIES.c.id))}
         for name in names or ():
             if name not in rows:
-                hint = "begin one with: autotune search"
-                if rows:
-                    hint = suggestion(name, rows, otherwise=f"there is {', '.join(rows)}")
-                raise UnknownStudy(f"there is no study {name!r} in {database.url}", hint=hint)
+                raise unknown_study(name, rows, url=database.url)
         studies = []
         for name in rows if names is None else names:
             check_schema_version(name, rows[name].schema_version, url=database.url)

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 from sqlalchemy import update
 
-from autotune.errors import StorageUnavailable
+from autotune.errors import UnknownStudy
 from autotune.spec.confirmation import new_confirmation_id
 from autotune.storage.tables import STUDIES
 from autotune.storage.transfer import add_studies, read_studies
@@ -142,6 +142,6 @@ def test_what_could_not_be_read_again_is_not_stored(store, impossible):
 
 
 def test_a_study_that_is_not_there_takes_none(store):
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(UnknownStudy):
         store.add_confirmation("other", PAIRED, confirmation_id=new_confirmation_id())
     assert store.confirmations("by-hand") == []

@@ -9,8 +9,10 @@ import optuna
 import pytest
 
 from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
+from autotune.spec.confirmation import InitialPerplexity
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
+from autotune.storage.searches import Searches
 from tests.building.studies import (
     CAP_BYTES,
     config,
@@ -38,6 +40,41 @@ def store(url):
     with open_store(url) as opened:
         opened.create_study(definition(), trials_wanted=30)
         yield opened
+
+
+OF_A_STUDY = {
+    "definition": lambda store: store.definition("gone"),
+    "begun": lambda store: store.begun("gone"),
+    "add_script_files": lambda store: store.add_script_files("gone", {"a.py": "0" * 64}),
+    "add_confirmation": lambda store: store.add_confirmation(
+        "gone",
+        InitialPerplexity(config=config(0), perplexity=9.0, seconds=1.0),
+        confirmation_id="c",
+    ),
+    "claim": lambda store: store.attempts.claim(
+        "gone", config(0), worker="w", attempt_id="a", most_trials=9
+    ),
+    "forgive_losses": lambda store: store.attempts.forgive_losses("gone"),
+}
+"""What needs the row of a study, which somebody may delete or rename meanwhile."""
+
+
+@pytest.mark.parametrize("call", OF_A_STUDY.values(), ids=OF_A_STUDY)
+def test_a_study_that_is_gone_is_unknown_and_no_damage(store_url, call):
+    with open_store(store_url) as store:
+        store.create_study(definition(), trials_wanted=30)
+        with pytest.raises(UnknownStudy, match="there is no study 'gone' in") as raised:
+            call(store)
+    assert raised.value.hint == "there is by-hand"
+
+
+def test_an_attempt_whose_study_is_gone_is_none_to_finish_or_to_end(store_url):
+    with open_store(store_url) as store:
+        store.create_study(definition(), trials_wanted=30)
+        attempt = keep(store, config(0))
+        Searches(store.database).delete_study("by-hand")
+        assert store.attempts.finish(attempt.id, measured(), seconds=1.0) == "unknown"
+        assert not store.attempts.release(attempt.id, cause="stopped")
 
 
 def error_of(url, *, create=False):
