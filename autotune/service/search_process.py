@@ -43,6 +43,7 @@ from autotune.spec.queued_search import (
 from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.storage.leases import LeaseLost
+from autotune.storage.retry import RetryPolicy
 from autotune.storage.searches import Searches
 from autotune.study.events import (
     Event,
@@ -61,8 +62,8 @@ from autotune.system.standard_streams import protect_streams
 
 _STEP_SECONDS = 1.0
 """Steps of one place are reported at most this often."""
-_WAIT_AT_END_SECONDS = 300.0
-"""How long the last events and the end may wait for a database that is away."""
+_WAIT_AT_ENDS_SECONDS = 300.0
+"""How long the begin, and the last events with the end, may wait for a database that is away."""
 _LEAST_SECONDS_LEFT = 1.0
 _NOT_DONE = 75
 
@@ -97,10 +98,10 @@ class _Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_up_at = time.monotonic() + _WAIT_AT_END_SECONDS
+        self._give_up_at = time.monotonic() + _WAIT_AT_ENDS_SECONDS
         self._ended.set()
         self._woken.set()
-        self._thread.join(2 * _WAIT_AT_END_SECONDS)
+        self._thread.join(2 * _WAIT_AT_ENDS_SECONDS)
 
     def add(self, kind: str, data: Any) -> None:
         self._events.append((kind, self._hidden.without_in(data)))
@@ -249,13 +250,13 @@ def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: stops.append(received))
-    searches = Searches(Database(order["storage"], was_reached=True))
     try:
-        found = searches.begin_run(
-            order["search"], order["run"], this_process(), version=__version__
-        )
-    except LeaseLost:
-        return _NOT_DONE  # another process has it
+        searches, found = _begin(order, stops)
+    except (LeaseLost, Stopped):
+        return _NOT_DONE  # another process has it, or will have it
+    except AutotuneError as error:
+        _print_error(error)
+        return error.exit_code
     failpoint("search begun")
     print(f"-- autotune {__version__}, search {found.id}, start {found.run} --", flush=True)
     hidden = HiddenUrl(order["storage"])
@@ -264,6 +265,30 @@ def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
         reason, hint = hidden.without(end.reason), hidden.without(end.hint)
         reporter.end = dataclasses.replace(end, reason=reason, hint=hint)
     return reporter.exit_code
+
+
+def _begin(order: Mapping[str, Any], stops: list[int]) -> tuple[Searches, QueuedSearch]:
+    """Notes that this process runs the search, as soon as the database is there.
+
+    Raises LeaseLost and Stopped, and StorageUnreachable where it waited for too long.
+    """
+
+    def check_stop() -> None:
+        if stops:
+            raise Stopped("the search was stopped", hint="its worker begins it again")
+
+    def begin() -> tuple[Searches, QueuedSearch]:
+        searches = Searches(Database(order["storage"], was_reached=True))
+        process = this_process()
+        run = searches.begin_run(order["search"], order["run"], process, version=__version__)
+        return searches, run
+
+    waiting = RetryPolicy(
+        limit_seconds=_WAIT_AT_ENDS_SECONDS,
+        check_stop=check_stop,
+        on_waiting=lambda message: print(f"{printable(message)}; waiting for it", flush=True),
+    )
+    return waiting.repeat(begin)
 
 
 def _run(

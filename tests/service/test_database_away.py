@@ -5,11 +5,18 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 import autotune
-from autotune.service import stream
+from autotune.analysis.queue_order import DeviceGroup
+from autotune.service import search_process, stream
+from autotune.service.processes import start_process, stop_process
+from autotune.service.worker import SEARCH_MODULE
+from autotune.storage.searches import NewSearch, Searches
+from autotune.storage.store import StudyStore
 from tests.building.listening_service import listening_service
 from tests.building.queued_searches import TOKEN, running_service, wait_for_end, wait_until
 
@@ -75,6 +82,36 @@ def test_a_submission_is_made_once_the_database_is_back(client, postgres):
     again = client.post(SEARCHES, json={"trials": 1}, headers=key)
     assert (first.status_code, again.status_code) == (202, 200)
     assert wait_for_end(client, first.json()["id"])["state"] == "finished"
+
+
+@pytest.fixture
+def order(postgres_url, tmp_path):
+    """That of a search which a worker has just taken from the queue."""
+    with closing(StudyStore(postgres_url, create=True)) as store:
+        queue = Searches(store.database)
+        queue.submit(NewSearch(request={}, submitted_by="ada"))
+        search = queue.claim_next(DeviceGroup(machine="here"), version="1")
+    return {"storage": postgres_url, "search": search.id, "run": search.run, "rules": {}}
+
+
+def test_a_search_begins_once_the_database_is_back(order, postgres, capsys):
+    with ThreadPoolExecutor(1) as pool:
+        with postgres.stopped(mode="immediate"):
+            begun = pool.submit(search_process._begin, order, [])
+            wait_until(lambda: "waiting for it" in capsys.readouterr().out or begun.done())
+        _, search = begun.result()
+    assert search.id == order["search"]
+
+
+def test_a_search_that_waits_for_its_database_ends_when_it_is_stopped(order, postgres, tmp_path):
+    log = tmp_path / "log"
+    with postgres.stopped(mode="immediate"):
+        started = start_process(SEARCH_MODULE, order, log_file=log)
+        wait_until(lambda: "waiting for it" in log.read_text() or started.how_it_ended())
+        stop_process(started.process)
+        wait_until(started.how_it_ended)
+    assert "exit code 75" in started.how_it_ended()
+    assert "Traceback" not in log.read_text()
 
 
 QUICK_SEARCH = "tests.building.quick_search_process"
