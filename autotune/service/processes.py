@@ -60,6 +60,11 @@ def this_process() -> SearchProcess:
     return _process_of(os.getpid())
 
 
+def seconds_since_start() -> float:
+    """Returns for how long this process has been there, with its imports."""
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
+
+
 def _process_of(pid: int) -> SearchProcess:
     return SearchProcess(host=this_host(), pid=pid, started_at=_start_of(psutil.Process(pid)))
 

@@ -26,6 +26,7 @@ from autotune.service.processes import (
     StartedProcess,
     find_process,
     kill_process,
+    seconds_since_start,
     start_process,
     stop_process,
     this_host,
@@ -89,7 +90,8 @@ class Worker(Rounds):
         self._retain_at = 0.0
         self._module = module
         self._stop_seconds = stop_seconds
-        self._ends_at = time.monotonic() + (settings.time_limit or math.inf)
+        began = time.monotonic() - seconds_since_start()
+        self._ends_at = began + (settings.time_limit or math.inf)
         self._children: dict[tuple[int, int], StartedProcess] = {}
         """The processes that this worker has started, by the number of the search and the run."""
         self._stopping_since: dict[tuple[int, int], float] = {}

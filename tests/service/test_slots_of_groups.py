@@ -1,8 +1,10 @@
 """The groups of devices that a worker offers to the queue, without a database."""
 
 import os
+import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from autotune.analysis.queue_order import DeviceGroup
@@ -60,6 +62,25 @@ def test_a_submission_may_ask_for_what_the_largest_group_of_gpus_has():
     assert ServiceState.rules(state, "cpu").most_devices == 64
 
 
+def worker_of(folder, searches, settings=None, *, groups=()):
+    return Worker(
+        searches,
+        SimpleNamespace(),
+        settings or ServerSettings(),
+        groups=groups,
+        log_folder=folder,
+        retention=SimpleNamespace(apply=lambda active: None),
+    )
+
+
+def test_the_time_of_a_worker_is_counted_from_the_start_of_its_process(tmp_path, monkeypatch):
+    hour_ago = time.time() - 3600.0
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: hour_ago)
+    for limit, is_over in ((3500.0, True), (36_000.0, False)):
+        worker = worker_of(tmp_path, SimpleNamespace(), ServerSettings(time_limit=limit))
+        assert worker.is_over == is_over
+
+
 def test_a_search_is_not_claimed_where_the_database_fails_before_it_could_start(tmp_path):
     claimed = []
 
@@ -72,14 +93,7 @@ def test_a_search_is_not_claimed_where_the_database_fails_before_it_could_start(
         claim_next=lambda group, version: claimed.append(group),
         lead=lead,
     )
-    worker = Worker(
-        searches,
-        SimpleNamespace(),
-        ServerSettings(),
-        groups=[DeviceGroup()],
-        log_folder=tmp_path,
-        retention=SimpleNamespace(apply=lambda active: None),
-    )
+    worker = worker_of(tmp_path, searches, groups=[DeviceGroup()])
     with pytest.raises(StorageUnavailable):
         worker._round()
     assert claimed == []
