@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.errors import InvalidInput
 from autotune.spec.limits import Number
@@ -84,38 +85,35 @@ class QueueRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """A search in the queue; moments are seconds since 1970 by the clock of the database."""
+class Needs:
+    """What a search needs to run."""
 
-    id: int
-    person: str
-    priority: int
-    group: str
+    group: str = ""
     """Empty: any."""
     kind: str = ""
-    """The type of device, or words of its name, that it needs; empty: any."""
+    """The type of device, or words of its name; empty: any."""
     model: str = ""
     """The name of the device that its study was begun on; empty: it has not begun."""
     devices: int = 1
-    """How many it needs."""
+    """How many it uses."""
     nodes: int = 1
     """How many a trial of it uses together."""
     slots: int = 1
     """How many trials it runs at once, which share devices with `trials_per_device`."""
-    is_begun: bool
-    """Whether an earlier process has begun it."""
-    not_before: float
-    seconds: float | None
-    """How long it runs; None: unknown."""
 
     def fits(self, group: DeviceGroup) -> bool:
-        """Whether it can run on the devices of a group, as far as their kind is known.
+        """Whether it can run on the devices of a group, as far as their kind is known."""
+        # Several trials on one GPU share it.
+        number = self.slots if group.type == "cpu" else self.devices
+        has_nodes = self.nodes == 1 or group.is_cluster
+        return self.is_for(group) and has_nodes and number <= group.slots
+
+    def is_for(self, group: DeviceGroup) -> bool:
+        """Whether it is for the devices of a group, however many they are.
 
         A study may have begun on devices of a kind that is not known, and goes on there.
         """
-        if self.group not in ("", group.name) or self._needs(group) > group.slots:
-            return False
-        if self.nodes > 1 and not group.is_cluster:
+        if self.group not in ("", group.name):
             return False
         if self.model:
             # A slice of a GPU, and a CPU with its threads, have the name of the whole before that.
@@ -126,9 +124,25 @@ class Waiting:
             return True
         return f" {_words(self.kind)} " in f" {_words(group.kind)} "
 
-    def _needs(self, group: DeviceGroup) -> int:
-        """Returns how many slots of a group it needs: several trials on one GPU share it."""
-        return self.slots if group.type == "cpu" else self.devices
+
+def kind_of(request: Mapping[str, Any]) -> str:
+    """Returns the kind of device that the settings of a search name; empty: any."""
+    kind = request.get("kind")
+    return kind.strip() if isinstance(kind, str) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Needs):
+    """A search in the queue; moments are seconds since 1970 by the clock of the database."""
+
+    id: int
+    person: str
+    priority: int
+    is_begun: bool
+    """Whether an earlier process has begun it."""
+    not_before: float
+    seconds: float | None
+    """How long it runs; None: unknown."""
 
 
 def _words(name: str) -> str:
@@ -252,8 +266,8 @@ class Queue:
         groups = self.rules.groups
         if search.group and all(group.name != search.group for group in groups):
             return f"a worker with a group of devices {search.group}"
-        smallest = replace(search, group="", slots=1, devices=1, nodes=1)
-        of_kind = [group for group in groups if smallest.fits(group)]
+        in_any_group = replace(search, group="")
+        of_kind = [group for group in groups if in_any_group.is_for(group)]
         kind = search.model or search.kind
         if kind and not of_kind:
             return f"a worker with {kind}"

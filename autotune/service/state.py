@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import anyio.to_thread
 from fastapi import Depends, Request
 
+from autotune.analysis.queue_order import Needs, kind_of
 from autotune.errors import NotYours
 from autotune.service.leader import Leader
 from autotune.service.other_servers import OtherServers
@@ -56,15 +57,17 @@ class ServiceState:
             return "worker"
         return "leader" if self.leader.is_leading else "standby"
 
-    def rules(self, group: object) -> SubmissionRules:
-        """Returns what is accepted for a search of a group, by its name; else for any group.
+    def rules(self, settings: Mapping[str, Any], *, model: str = "") -> SubmissionRules:
+        """Returns what is accepted for a search with these settings.
 
-        It may ask for as much as the largest of them has, of GPUs before CPUs. One that asks for
-        more GPUs than there are waits for a worker with them.
+        `model` is the device that its study was begun on. It may ask for as much as the largest
+        group has that it is for, of GPUs before CPUs. One that asks for more GPUs than there are,
+        or is for no group that is there, waits for a worker with them.
         """
+        needs = Needs(group=settings.get("group") or "", kind=kind_of(settings), model=model)
         known = (*self.worker.groups, *self.searches.groups())
-        of_name = [each for each in known if group in (None, "", each.name)]
-        largest = max(of_name, key=lambda each: (each.type != "cpu", each.slots), default=None)
+        groups = [each for each in known if needs.is_for(each)]
+        largest = max(groups, key=lambda each: (each.type != "cpu", each.slots), default=None)
         slots = largest.slots if largest is not None and largest.type == "cpu" else None
         return dataclasses.replace(
             self.settings.rules(),
@@ -76,7 +79,7 @@ class ServiceState:
         """Returns what the process of a dry run is told. Raises StorageUnavailable."""
         return {
             "settings": settings,
-            "rules": asdict(self.rules(settings.get("group"))),
+            "rules": asdict(self.rules(settings)),
         }
 
     def free_disk_bytes(self) -> int:

@@ -50,6 +50,7 @@ from autotune.analysis.queue_order import (
     Running,
     Use,
     Waiting,
+    kind_of,
     places,
 )
 from autotune.errors import NotYours, SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
@@ -725,13 +726,12 @@ def _models(connection: Connection, studies: Collection[str]) -> dict[str, str]:
 
 
 def _waiting(search: QueuedSearch, models: Mapping[str, str]) -> Waiting:
-    kind = search.request.get("kind")
     return Waiting(
         id=search.id,
         person=search.submitted_by,
         priority=search.priority,
         group=search.group,
-        kind=kind.strip() if isinstance(kind, str) else "",
+        kind=kind_of(search.request),
         model=models.get(search.study, ""),
         devices=max(_number(search.request, name) for name in ("devices", "devices_per_trial")),
         nodes=_number(search.request, "nodes_per_trial"),

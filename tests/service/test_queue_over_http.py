@@ -272,3 +272,9 @@ def test_devices_show_memory_in_use_and_the_groups(client):
     (group,) = answer["groups"]
     assert group["name"] == "default"
     assert all(device["used_bytes"] > 0 for device in answer["devices"])
+
+
+@pytest.mark.parametrize("more", [{"devices": 2}, {"devices": 2, "trials_per_device": 2}], ids=str)
+def test_a_search_for_gpus_that_nobody_has_is_accepted_and_says_what_it_waits_for(client, more):
+    search = submit(client, kind="H100", **more).json()
+    assert search["waits_for"] == "a worker with H100, and none is there"

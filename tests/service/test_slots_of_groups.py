@@ -51,15 +51,32 @@ def test_a_cpu_has_as_many_slots_as_cores(monkeypatch):
 
 
 def test_a_submission_may_ask_for_what_the_largest_group_of_gpus_has():
-    cpu = DeviceGroup(name="cpu", type="cpu", devices="cpu", slots=64)
-    gpus = DeviceGroup(name="gpus", type="cuda", devices="cuda:0,cuda:1", slots=2)
+    cpu = DeviceGroup(name="cpu", type="cpu", kind="AMD EPYC", devices="cpu", slots=64)
+    gpus = DeviceGroup(
+        name="gpus", type="cuda", kind="NVIDIA H200", devices="cuda:0,cuda:1", slots=2
+    )
     state = SimpleNamespace(
         settings=ServerSettings(),
         worker=SimpleNamespace(groups=[cpu]),
         searches=SimpleNamespace(groups=lambda: [gpus]),
     )
-    assert ServiceState.rules(state, None).devices == "cuda:0,cuda:1"
-    assert ServiceState.rules(state, "cpu").most_devices == 64
+    assert ServiceState.rules(state, {}).devices == "cuda:0,cuda:1"
+    for of_cpu in ({"group": "cpu"}, {"kind": "cpu"}):
+        assert ServiceState.rules(state, of_cpu).most_devices == 64
+    assert ServiceState.rules(state, {}, model="AMD EPYC, 4 threads").most_devices == 64
+
+
+@pytest.mark.parametrize("wanted", [{"kind": "H100"}, {"group": "later"}], ids=str)
+def test_a_submission_for_devices_that_are_not_there_is_not_judged_by_others(wanted):
+    """It waits for a worker with them."""
+    cpu = DeviceGroup(name="cpu", type="cpu", devices="cpu", slots=1)
+    state = SimpleNamespace(
+        settings=ServerSettings(),
+        worker=SimpleNamespace(groups=[cpu]),
+        searches=SimpleNamespace(groups=list),
+    )
+    rules = ServiceState.rules(state, wanted)
+    assert (rules.devices, rules.most_devices) == (None, None)
 
 
 def worker_of(folder, searches, settings=None, *, groups=()):

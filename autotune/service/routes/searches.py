@@ -21,6 +21,7 @@ from autotune.service.submissions import (
     ACCEPTED,
     TRIALS_BEFORE,
     CheckedSubmission,
+    check_new_name,
     check_submission,
 )
 from autotune.service.trial_logs import log_of_search
@@ -158,15 +159,20 @@ def submit(
 def _checked(
     service: ServiceState, body: Mapping[str, Any], *, trials_before: int = 0
 ) -> CheckedSubmission:
+    name, definition, model = body.get("name"), None, ""
+    if isinstance(name, str):
+        check_new_name(name)
+        if service.store.has_study(name):
+            definition, _ = service.store.definition(name)
+            model = definition.device.name
     with TemporaryDirectory() as folder:
         checked = check_submission(
             body,
-            service.rules(body.get("group")),
+            service.rules(body, model=model),
             folder=Path(folder),
             trials_before=trials_before,
         )
-        if checked.name is not None and service.store.has_study(checked.name):
-            definition, _ = service.store.definition(checked.name)
+        if definition is not None:
             check_same_study(checked.request, definition)
     return checked
 
