@@ -50,11 +50,14 @@ _FIRST_REVISION_WITH_ROLES = "0007"
 """Before it, a token could write or not, and what it wrote belonged to nobody."""
 
 
-def convert(connection: Connection, database: Database, *, revision: str) -> None:
+def convert(
+    connection: Connection, database: Database, *, revision: str, is_copy: bool = False
+) -> None:
     """Copies a database of an earlier autotune, and gives its rows what they lack.
 
-    Raises StorageUnavailable while a search or a server of that autotune uses it, which could not
-    read what this one writes. One that was killed counts until its leases expire.
+    One that is itself a copy is not copied. Raises StorageUnavailable while a search or a server of
+    that autotune uses it, which could not read what this one writes. One that was killed counts
+    until its leases expire.
     """
     there = set(sqlalchemy.inspect(connection).get_table_names())
     for lease in (AttemptLease, RunLease, LeadLease):
@@ -67,7 +70,8 @@ def convert(connection: Connection, database: Database, *, revision: str) -> Non
             )
     # Fails before a copy is made where the database cannot be written.
     connection.execute(text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0"))
-    _copy(connection, there, database)
+    if not is_copy:
+        _copy(connection, there, database)
     failpoint("schema backed up")
     _convert_rows(connection, there, revision)
 

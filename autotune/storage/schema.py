@@ -23,9 +23,10 @@ _ADVISORY_LOCK = 0x6175746F74756E65
 """`autotune` in ASCII: PostgreSQL identifies advisory locks by numbers."""
 
 
-def open_studies(database: Database, *, create: bool) -> None:
+def open_studies(database: Database, *, create: bool, is_copy: bool = False) -> None:
     """Checks the tables of a database, and creates or upgrades them where necessary.
 
+    A database is copied before it is upgraded, unless it is itself a copy that nobody keeps.
     Raises UnknownStudy where there are no tables and `create` is false, and StorageUnavailable for
     anything that is not a database of this autotune or an earlier one.
     """
@@ -40,7 +41,7 @@ def open_studies(database: Database, *, create: bool) -> None:
         if revision != REVISION and connection.dialect.name == "sqlite":
             _reject_foreign_tables(there, database.url)
     if revision != REVISION:
-        _bring_up_to_date(database)
+        _bring_up_to_date(database, is_copy=is_copy)
     if database.engine.dialect.name == "sqlite":  # PostgreSQL always checks references
         with database.engine.connect() as connection:
             for orphans in orphaned_rows(connection):
@@ -109,14 +110,14 @@ def _reject_foreign_tables(there: set[str], url: str) -> None:
 # -- upgrading -------------------------------------------------------------------------------------
 
 
-def _bring_up_to_date(database: Database) -> None:
+def _bring_up_to_date(database: Database, *, is_copy: bool) -> None:
     with database.engine.connect() as connection:
         _lock(connection)
         revision = revision_of(connection, database.url)
         if revision != REVISION:  # another process may have been faster
             there = tables_of(connection)
             if STUDIES.name in there:
-                convert(connection, database, revision=revision)
+                convert(connection, database, revision=revision, is_copy=is_copy)
             _create_tables(connection, there)
             failpoint("schema upgraded, not committed")
         connection.commit()

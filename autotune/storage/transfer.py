@@ -315,7 +315,7 @@ def read_file(file: Path) -> list[StudyRows]:
         url = f"sqlite:///{copy}"
         try:
             with closing(Database(url)) as database:
-                open_studies(database, create=False)
+                open_studies(database, create=False, is_copy=True)
                 studies = read_studies(database)
         except (StorageUnavailable, UnknownStudy) as error:
             message = error.message.replace(url, str(file))

@@ -184,11 +184,13 @@ def test_a_study_can_be_imported_into_its_own_database_under_another_name(store_
         assert store.confirmations("copy") == store.confirmations("by-hand")
 
 
-def test_a_database_of_an_earlier_release_is_imported_and_stays_as_it_was(other):
+def test_a_database_of_an_earlier_release_is_imported_and_stays_as_it_was(other, caplog):
+    """Nothing is said of its temporary copy, which no user can find."""
     before = (DATA / "schema-3.db").read_bytes()
     add_studies(other.database, read_file(DATA / "schema-3.db"))
     assert (DATA / "schema-3.db").read_bytes() == before
     assert other.names() == ["before-confirmations"]
+    assert caplog.messages == []
 
 
 # -- refused ---------------------------------------------------------------------------------------
