@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.analysis.queue_order import DeviceGroup
+from autotune.spec.queued_search import SearchEnd
 from autotune.storage.transfer import read_file
 from tests.building.queued_searches import running_service, wait_for_end, wait_until
 from tests.building.studies import config, definition, keep, measured, open_store
@@ -278,3 +280,24 @@ def test_devices_show_memory_in_use_and_the_groups(client):
 def test_a_search_for_gpus_that_nobody_has_is_accepted_and_says_what_it_waits_for(client, more):
     search = submit(client, kind="H100", **more).json()
     assert search["waits_for"] == "a worker with H100, and none is there"
+
+
+def test_actions_say_what_a_study_was_renamed_to_and_of_which_study_a_search_was(client, study):
+    client.patch(f"/api/v1/studies/{study}", json={"name": "renamed"})
+    number = submit(client, name="fleeting", group="nowhere").json()["id"]
+    client.post(f"{SEARCHES}/{number}/cancel")
+    client.delete(f"{SEARCHES}/{number}")
+    page = client.get("/actions").text
+    assert '<td role="cell">to renamed</td>' in page
+    assert f'remove search {number}</td><td role="cell">fleeting</td>' in page
+
+
+def test_the_page_of_a_search_whose_processes_were_lost_says_it_in_sentences(client):
+    number = submit(client, group="nowhere").json()["id"]
+    searches = client.app.state.service.searches
+    run = searches.claim_next(DeviceGroup(machine="elsewhere", name="nowhere"), version="1").run
+    end = SearchEnd(state="failed", reason="its process was lost", hint="see the log", exit_code=75)
+    searches.end_lost_run(number, run, end)
+    page = client.get(f"/searches/{number}").text
+    assert "Its process was lost. See the log." in page
+    assert "Its processes have written nothing." in page

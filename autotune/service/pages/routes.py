@@ -317,7 +317,10 @@ def search_page(request: Request, service: Service, number: SearchNumber) -> Res
         here="",
         last_event=service.stream.position,
         has_study=has_study,
-        **_log_shown(partial(log_of_search, service, request.state.caller, number)),
+        **_log_shown(
+            partial(log_of_search, service, request.state.caller, number),
+            no_log="Its processes have written nothing." if search.run else "It has not begun.",
+        ),
         request_facts=[
             (name.replace("_", " "), _value_text(value)) for name, value in search.request.items()
         ],
@@ -344,7 +347,8 @@ def _state(service: ServiceState, search: QueuedSearch | None, study: str) -> di
         places = service.searches.places() if search.state == "queued" else {}
         row = contexts.search_row(search_object(search, place=places.get(search.id)))
     of_name = OWNER if search is None else search.submitted_by
-    return {"search": row, "owner": service.searches.owner_of(study) or of_name}
+    owner = service.searches.owner_of(study) or of_name
+    return {"search": row, "owner": owner, "sentence": contexts.sentence}
 
 
 # -- one study -------------------------------------------------------------------------------------
@@ -506,13 +510,15 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
     )
 
 
-def _log_shown(read: Callable[..., Log | None]) -> dict[str, Any]:
-    """Returns the end of a log, or why there is none."""
+def _log_shown(
+    read: Callable[..., Log | None], *, no_log: str = "It has not begun."
+) -> dict[str, Any]:
+    """Returns the end of a log, or why there is none; `no_log` where nobody has written one."""
     try:
         log = read(most_bytes=_LOG_BYTES)
     except Problem as problem:
         return {"log": None, "no_log": contexts.sentence(problem.detail)}
-    return {"log": None if log is None else log.text, "no_log": "It has not begun."}
+    return {"log": None if log is None else log.text, "no_log": no_log}
 
 
 def _profile(service: ServiceState, caller: Caller, name: str, number: int) -> dict[str, Any]:

@@ -374,9 +374,10 @@ def _trials_of_continuation(
 def remove(service: Service, caller: CallerOfRequest, number: SearchNumber) -> None:
     """Only one that has ended. Its study stays."""
     _check_may_change(service, caller, number)
+    study = service.searches.get(number).study
     service.searches.remove(number)
     service.tokens.record_action(
-        who=caller.name, action="remove search", target=str(number), detail=""
+        who=caller.name, action="remove search", target=str(number), detail=study
     )
 
 
