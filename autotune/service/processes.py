@@ -29,6 +29,10 @@ _NOT_PASSED_ON = ("AUTOTUNE_TOKEN",)
 """Secrets of the server that a search has no use for."""
 
 
+_PARTS_OF_JOB = 3
+"""Of the identity of a machine, after its name: the start, the job and the namespace of pids."""
+
+
 @cache
 def this_host() -> str:
     """Returns the name of this machine, by which processes of others are told apart.
@@ -51,8 +55,9 @@ def this_host() -> str:
 
 
 def machine_of(host: str) -> str:
-    """Returns the name of a machine as people know it."""
-    return host.partition(" ")[0]
+    """Returns the name of a machine as people know it, with the job of Slurm that counts as one."""
+    name, *parts = host.split(" ")
+    return f"{name}, job {parts[1]}" if len(parts) == _PARTS_OF_JOB else name
 
 
 def this_process() -> SearchProcess:
