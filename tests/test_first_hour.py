@@ -98,7 +98,8 @@ def test_the_space_has_every_value_of_every_technique():
         named = {
             configuration.get(technique, default) for configuration in content["configurations"]
         }
-        assert named == set(values), technique
+        # The model of the study has no experts.
+        assert named == {value for value in values if "experts" not in value}, technique
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,13 @@ from functools import cached_property
 
 from autotune.analysis.communication import Exchange, Links
 from autotune.analysis.roofline import matrix_format
-from autotune.spec.config import FULL_PRECISIONS, SELECTIVE, UPDATES_ON_HOST, TrainingConfig
+from autotune.spec.config import (
+    FULL_PRECISIONS,
+    QUANTIZED_WEIGHTS,
+    SELECTIVE,
+    UPDATES_ON_HOST,
+    TrainingConfig,
+)
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
@@ -362,7 +368,8 @@ class ExpectedStep:
     def _frozen_bytes(self, config: TrainingConfig) -> float:
         """Returns the bytes of the frozen weights under an adapter."""
         weights = float(self.plain.bytes_by_category.get("parameters", 0))
-        return weights * BASE_WEIGHTS.get(config.base_weights, 1.0)
+        number_format = QUANTIZED_WEIGHTS.get(config.base_weights, config.base_weights)
+        return weights * BASE_WEIGHTS.get(number_format, 1.0)
 
     @cached_property
     def _plain_activations(self) -> float:

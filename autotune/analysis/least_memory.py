@@ -16,6 +16,7 @@ operator, which only a prediction sees.
 
 from autotune.spec.config import (
     FULL_PRECISIONS,
+    QUANTIZED_EXPERTS,
     QUANTIZED_WEIGHTS,
     UPDATES_ON_HOST,
     TrainingConfig,
@@ -68,24 +69,32 @@ def _devices_that_share(workload: Workload, config: TrainingConfig) -> tuple[int
 
 def _trained_weights(shape: ModelShape, workload: Workload, config: TrainingConfig) -> int:
     if config.adapter == "none":
-        return shape.in_blocks + shape.beside_blocks
+        return shape.in_blocks + shape.in_experts + shape.beside_blocks
     matrices = shape.attention
-    if config.adapter_targets == "all-linear":
+    if config.adapter_targets != "attention":
         matrices += shape.feed_forward
+    sides = sum(n + m for n, m in matrices)
+    if config.adapter_targets == "experts":
+        sides += sum(experts * (n + m) for experts, n, m in shape.experts)
     rank = min([config.adapter_rank, *workload.adapter_rank_pattern.values()])
-    return shape.layers * rank * sum(n + m for n, m in matrices)
+    return shape.layers * rank * sides
 
 
 def _frozen(shape: ModelShape, config: TrainingConfig, dtype_bytes: int) -> tuple[float, float]:
     """Returns the bytes of the frozen weights under an adapter, and of their scales."""
+    weights = shape.in_blocks + shape.in_experts + shape.beside_blocks
     if config.base_weights == "trained":
-        return (shape.in_blocks + shape.beside_blocks) * dtype_bytes, 0.0
+        return weights * dtype_bytes, 0.0
     rest_bytes = 4 if config.precision in FULL_PRECISIONS else 2
     if config.base_weights not in QUANTIZED_WEIGHTS:
-        return (shape.in_blocks + shape.beside_blocks) * rest_bytes, 0.0
-    codes = shape.in_blocks * _QUANTIZED_BYTES[config.base_weights]
-    scales = shape.in_blocks * _BYTES_OF_SCALES.get(config.base_weights, 0.0)
-    return codes + shape.beside_blocks * rest_bytes, scales
+        return weights * rest_bytes, 0.0
+    quantized = shape.in_blocks
+    if config.base_weights in QUANTIZED_EXPERTS:
+        quantized += shape.in_experts
+    number_format = QUANTIZED_WEIGHTS[config.base_weights]
+    codes = quantized * _QUANTIZED_BYTES[number_format]
+    scales = quantized * _BYTES_OF_SCALES.get(number_format, 0.0)
+    return codes + (weights - quantized) * rest_bytes, scales
 
 
 def _state_bytes(config: TrainingConfig, *, dtype_bytes: int) -> float:

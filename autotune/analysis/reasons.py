@@ -12,7 +12,7 @@ from autotune.analysis.peak import (
     gradient_share,
     moment_of,
 )
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import QUANTIZED_EXPERTS, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.units import format_percent, format_size
 
@@ -84,10 +84,11 @@ def why_left_in_16_bits(config: TrainingConfig, share: float | None) -> str:
     """Returns a sentence with the reason for that; empty without quantization."""
     if share is None:
         return ""
-    return (
-        f"base_weights {config.base_weights} leaves {left_in_16_bits(share)}: it takes linear "
-        "layers of the blocks, not embeddings, norms or experts that are one parameter together"
-    )
+    taken = "linear layers of the blocks, not embeddings, norms or experts that are one parameter "
+    taken += f"together, as base_weights {config.base_weights}-experts does"
+    if config.base_weights in QUANTIZED_EXPERTS:
+        taken = "linear layers of the blocks and experts, not embeddings or norms"
+    return f"base_weights {config.base_weights} leaves {left_in_16_bits(share)}: it takes {taken}"
 
 
 def _why_no_fusion(

@@ -27,6 +27,16 @@ ATTENTION_LAYERS = (
 """Regular expression of the full names of linear layers in the attention of models in transformers.
 peft compares it with the whole name. A trial finds these layers by their place in the model."""
 
+EXPERT_WEIGHTS = ("experts.gate_up_proj", "experts.down_proj")
+"""Ends of the names of the weights of experts in most models of transformers. A trial finds them by
+their dimensions."""
+
+EXPERTS_NOTE = (
+    "lora_target_parameters are the names that most models of transformers have for the weights of "
+    "their experts, and peft takes all-linear of some, such as Mixtral, to be the routers as well: "
+    "compare the number of trained parameters with the trial's"
+)
+
 UNTRAINED: Mapping[str, Any] = {
     "adapter": "none",
     "adapter_rank": 8,
@@ -102,9 +112,11 @@ def lacks_saved_dtype(
 
 def lora_arguments(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     """Returns the arguments of peft's LoraConfig, for a model of transformers."""
-    is_everywhere = config.adapter_targets == "all-linear"
-    layers = "all-linear" if is_everywhere else ATTENTION_LAYERS
-    return {**adapters.lora_arguments(config, workload), "target_modules": layers}
+    layers = ATTENTION_LAYERS if config.adapter_targets == "attention" else "all-linear"
+    arguments = {**adapters.lora_arguments(config, workload), "target_modules": layers}
+    if config.adapter_targets == "experts":
+        arguments["target_parameters"] = list(EXPERT_WEIGHTS)
+    return arguments
 
 
 def storage_dtype(config: TrainingConfig) -> str | None:
@@ -145,7 +157,7 @@ _TORCHAO_CLASSES: Mapping[BaseWeights, str] = {
 
 def torchao_class(config: TrainingConfig) -> str:
     """Returns the name in torchao.quantization of the configuration of int8 or fp8 weights."""
-    return _TORCHAO_CLASSES[config.base_weights]
+    return _TORCHAO_CLASSES[QUANTIZED_WEIGHTS[config.base_weights]]
 
 
 def quantization_expression(config: TrainingConfig) -> str:

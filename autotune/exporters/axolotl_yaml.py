@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments
+from autotune.exporters.adapters import EXPERTS_NOTE, lacks_saved_dtype, lora_arguments
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import (
     Closest,
@@ -24,14 +24,20 @@ from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
-from autotune.exporters.reasons import WITH_MODES, Reason, Table, reasons_in
+from autotune.exporters.reasons import WITH_EXPERTS, WITH_MODES, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.trainer_keys import OF_OTHER_PACKAGES
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import CUDA_GRAPHS, SELECTIVE, Loss, TrainingConfig
+from autotune.spec.config import (
+    CUDA_GRAPHS,
+    QUANTIZED_WEIGHTS,
+    SELECTIVE,
+    Loss,
+    TrainingConfig,
+)
 from autotune.spec.prompt_format import PromptFormat, columns_of, of_axolotl, template_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
@@ -49,7 +55,7 @@ def write(recipe: Recipe, version: str) -> Export:
     if closest.config.kernels == "liger":
         lacking.pop("loss", None)  # of the same plugin
     closest.lacks(lacking)
-    if closest.config.base_weights == "int8":
+    if QUANTIZED_WEIGHTS.get(closest.config.base_weights) == "int8":
         why = "axolotl's kernels of adapters do not take weights of LLM.int8()"
         closest.change("adapter_kernels", "none", why)
     closest.lacks(_saved_dtype(closest))
@@ -165,10 +171,11 @@ def _precision(config: TrainingConfig) -> Reason | None:
 
 def _base_weights(config: TrainingConfig) -> Reason | None:
     """Returns what the file does instead, and why; None if it expresses the base weights."""
-    if config.base_weights == "int8":
+    number_format = QUANTIZED_WEIGHTS.get(config.base_weights)
+    if number_format == "int8":
         why = "axolotl has LLM.int8() of bitsandbytes, which treats outliers apart, for torchao"
-        return "int8 by bitsandbytes", why
-    if config.base_weights == "fp8":
+        return f"{config.base_weights} by bitsandbytes", why
+    if number_format == "fp8":
         return _frozen_in_16_bits(config), f"{_WEIGHTS}, and has no format of 8-bit floats"
     if config.engine == "deepspeed" and config.base_weights in ("bf16", "trained"):
         why = "DeepSpeed's autocast takes the place of its bf16: frozen weights are in float32"
@@ -271,6 +278,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
 _HAS = {
     **WITH_MODES,
+    **WITH_EXPERTS,
     "optimizer": (*_NAMES, *OF_OTHER_PACKAGES, "sgd", "adafactor", "muon"),
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
@@ -495,7 +503,8 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
     if config.adapter == "none":
         return {}
     arguments = lora_arguments(config, recipe.workload)
-    is_4_bit = effective["base_weights"] == "nf4"
+    quantizes_experts = "-experts" in effective["base_weights"]
+    is_4_bit = effective["base_weights"] in ("nf4", "nf4-experts")
     keys: dict[str, Any] = {
         "adapter": "qlora" if is_4_bit else "lora",
         "lora_r": arguments["r"],
@@ -505,7 +514,8 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
         # Whether adapters are in float32 beside 16-bit weights.
         "peft_autocast_adapter_dtype": not effective["precision"].startswith("bf16-true"),
         "load_in_4bit": is_4_bit,
-        "load_in_8bit": effective["base_weights"] == "int8 by bitsandbytes",
+        "load_in_8bit": effective["base_weights"].endswith(" by bitsandbytes"),
+        "quantize_moe_experts": quantizes_experts,
         # Its kernels are on by default. Embeddings have no adapters.
         **dict.fromkeys(_LORA_KERNELS, effective["adapter_kernels"] == "fused"),
         "lora_embedding_kernel": False,
@@ -519,9 +529,11 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
     keys |= {key: arguments[name] for name, key in of_peft.items() if name in arguments}
     if "modules_to_save" in arguments:
         keys["lora_modules_to_save"] = arguments["modules_to_save"]
-    if config.adapter_targets == "all-linear":
+    if config.adapter_targets == "experts":
+        keys["lora_target_parameters"] = arguments["target_parameters"]
+    if config.adapter_targets != "attention" and not quantizes_experts:
         keys["lora_target_linear"] = True
-    else:
+    else:  # beside quantized experts it refuses lora_target_linear, and peft takes all-linear
         keys["lora_target_modules"] = arguments["target_modules"]
     if is_4_bit:
         keys["bnb_config_kwargs"] = {
@@ -604,6 +616,8 @@ def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
             "tensor_parallel_size needs a model of transformers that has a plan for it, such as "
             "llama, qwen3 or phi3"
         )
+    if recipe.config.adapter_targets == "experts":
+        yield EXPERTS_NOTE
     if recipe.config.adapter_targets == "attention":
         yield (
             "lora_target_modules is a pattern of the names that models of transformers have in "

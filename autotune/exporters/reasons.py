@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.config import CHOICES, QUANTIZED_EXPERTS, QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS, algorithm_of
 from autotune.spec.setting import NO_LIMIT
 
@@ -65,6 +65,12 @@ WITH_KERNELS: Values = {
 }
 """The same of one that also changes what computes layers of the model."""
 
+WITH_EXPERTS: Values = {
+    "adapter_targets": ("attention", "experts"),
+    "base_weights": (*KNOWN["base_weights"], *QUANTIZED_EXPERTS),
+}
+"""Of one that has adapters of experts, and stores these in fewer than 16 bits."""
+
 
 def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, Reason]:
     """Returns {setting: reason} of the values of `config` that are in the table.
@@ -94,6 +100,8 @@ def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict
         if value == default or value in has.get(technique, ()):
             continue
         closest = algorithm_of(value) if technique == "optimizer" else default
+        if technique == "base_weights":
+            closest = QUANTIZED_WEIGHTS.get(value, value)
         instead = closest if closest in has.get(technique, ()) else default
         reasons[technique] = (instead, f"{trainer} has no key for it")
     return reasons

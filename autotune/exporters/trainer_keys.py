@@ -100,15 +100,16 @@ _NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers
 
 
 def closest_config(
-    recipe: Recipe, *, has_every_n_layers: bool = True
+    recipe: Recipe, *, has_every_n_layers: bool = True, has: Values = HAS
 ) -> tuple[TrainingConfig, dict[str, Reason]]:
     """Returns the closest configuration that TrainingArguments and a model's `dtype` can express.
 
+    `has` is what the trainer that has them writes or has a reason for.
     The second value says where it differs from the trial's. The settings of a process
     (`launch.py`) are not changed.
     """
     config = recipe.config
-    unknown = unknown_values(config, HAS, trainer="TrainingArguments")
+    unknown = unknown_values(config, has, trainer="TrainingArguments")
     reasons = {**unknown, **reasons_in(_LACKING, config)}
     if recipe.is_fp16_on_cpu:
         reasons = {"precision": ("fp32", FP16_ON_CPU), **reasons}

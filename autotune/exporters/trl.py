@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import (
+    EXPERTS_NOTE,
     PATTERNS,
     base_dtype,
     lacks_beside_adapters,
@@ -22,7 +23,7 @@ from autotune.exporters.devices import closest_by_accelerate, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
-from autotune.exporters.reasons import Reason
+from autotune.exporters.reasons import WITH_EXPERTS, Reason, Values
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -46,9 +47,9 @@ def write(recipe: Recipe, version: str) -> Export:
     asked = recipe
     filled = fill_rows(recipe, "trl", is_expressed=_reads(recipe.workload))
     recipe = filled.recipe
-    on_devices = closest_by_accelerate(recipe, "trl", HAS)
+    on_devices = closest_by_accelerate(recipe, "trl", _HAS)
     recipe = on_devices.recipe
-    closest, lacking_keys = closest_config(recipe)
+    closest, lacking_keys = closest_config(recipe, has=_HAS)
     if recipe.config.checkpointing in SELECTIVE:
         if lacks := _kept(recipe.config):
             lacking_keys["checkpointing"] = lacks
@@ -176,6 +177,7 @@ def _adapter(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     if config.adapter == "none":
         return {}
     arguments = lora_arguments(config, workload)
+    experts = arguments.get("target_parameters")
     saved = (
         {"lora_modules_to_save": [*workload.modules_to_save]} if workload.modules_to_save else {}
     )
@@ -185,6 +187,7 @@ def _adapter(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
         "lora_alpha": arguments["lora_alpha"],
         "lora_dropout": arguments["lora_dropout"],
         "lora_target_modules": [arguments["target_modules"]],
+        **({"lora_target_parameters": experts} if experts else {}),
         "use_dora": config.adapter == "dora",
         "use_rslora": workload.adapter_scaling == "rslora",
         **saved,
@@ -238,6 +241,8 @@ def _measured_on(devices: int) -> str:
     return """Measured on one device: on N devices the global batch is N times
 # as large, unless gradient_accumulation_steps is divided by N."""
 
+
+_HAS: Values = {**HAS, "adapter_targets": WITH_EXPERTS["adapter_targets"]}
 
 _LARGEST_TILE = (4_096, 32_768)
 """Tokens and columns of the part of the logits that trl's loss computes at once
@@ -310,6 +315,8 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
             "computation; the trial moved those of more than 1 MiB, as a part of it"
         )
     notes += packages_note(recipe.config)
+    if recipe.config.adapter_targets == "experts":
+        notes.append(EXPERTS_NOTE)
     if recipe.config.adapter_targets == "attention":
         notes.append(
             "lora_target_modules is a pattern of the names that models of transformers have in "

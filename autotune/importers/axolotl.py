@@ -16,7 +16,7 @@ from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
-from autotune.spec.config import SHARDED_WEIGHTS
+from autotune.spec.config import QUANTIZED_WEIGHTS, SHARDED_WEIGHTS
 from autotune.spec.prompt_format import PromptFormat, named, of_axolotl, template_of
 
 ATTENTION_FLAGS = {
@@ -222,13 +222,15 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
         base_weights = "int8"
     if keys.flag("load_in_4bit"):
         base_weights = "nf4"
+    if base_weights in QUANTIZED_WEIGHTS and keys.flag("quantize_moe_experts"):
+        base_weights += "-experts"
     layers = "all-linear"
     if not keys.flag("lora_target_linear") and (names := keys["lora_target_modules"]):
         layers = transformers_keys.adapter_layers(keys, "lora_target_modules", names)
     return {
         "adapter": "dora" if keys.flag("peft_use_dora") else "lora",
         "adapter_rank": keys.whole_number("lora_r", least=1) or 8,
-        "adapter_targets": layers,
+        "adapter_targets": transformers_keys.adapted_experts(keys) or layers,
         "adapter_kernels": _adapter_kernels(keys),
         "base_weights": base_weights,
     }

@@ -346,6 +346,20 @@ def adapter_start(keys: KeysOfFile, key: str, name: Any) -> dict[str, Any]:
     return {}
 
 
+def adapted_experts(keys: KeysOfFile) -> str | None:
+    """Returns `experts` where weights of experts have adapters; None where they have none."""
+    names = keys["lora_target_parameters"] or []
+    if not isinstance(names, str | list):
+        raise keys.invalid("lora_target_parameters", "names of weights")
+    names = [names] if isinstance(names, str) else [str(name) for name in names]
+    others = [name for name in names if "experts." not in name]
+    if others:
+        keys.refuse("lora_target_parameters", "trials put adapters on weights of experts alone")
+    if len(others) == len(names):
+        return None
+    return "experts"
+
+
 def adapter_layers(keys: KeysOfFile, key: str, names: Any) -> str:
     """Returns which layers have adapters, for the names of layers or a pattern."""
     if not names or not isinstance(names, str | list):

@@ -3,12 +3,14 @@
 Trials do it on fake tensors as well (`autotune/techniques/adapter.py`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
+
+from autotune.shipped.experts import outlined
 
 
 def linear_layers(model: nn.Module, parts: Iterable[nn.Module]) -> list[str]:
@@ -33,18 +35,22 @@ def add_adapters(
     *,
     dtype: torch.dtype,
     modules_dtype: torch.dtype | None = None,
+    experts: Sequence[str] = (),
 ) -> None:
     """Freezes the model and adds adapters to it, which are trained and stored in `dtype`.
 
-    Modules that the settings train whole are stored in `modules_dtype`.
+    Modules that the settings train whole are stored in `modules_dtype`. `experts` are the weights
+    of experts that get adapters, too.
     """
     model.requires_grad_(False)
+    settings = {**settings, "target_parameters": [*experts]} if experts else settings
     transposed = all(is_transposed(model.get_submodule(path)) for path in layers)
     config = LoraConfig(target_modules=layers, fan_in_fan_out=transposed, **settings)
-    if hasattr(model, "add_adapter"):  # of transformers, whose Trainer saves adapters apart
-        model.add_adapter(config)  # type: ignore[operator]
-    else:
-        inject_adapter_in_model(config, model)
+    with outlined(model, experts):
+        if hasattr(model, "add_adapter"):  # of transformers, whose Trainer saves adapters apart
+            model.add_adapter(config)  # type: ignore[operator]
+        else:
+            inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_whole = ".modules_to_save." in name

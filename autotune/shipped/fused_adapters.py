@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.shipped.changed_method import Method, change_method
+from autotune.shipped.quantized import dequantize
 
 _NUMBERS_AT_ONCE = 2**22
 """Numbers of an activation that are computed at a time."""
@@ -236,8 +237,8 @@ def _frozen(layer: Any, dtype: torch.dtype) -> Tensor:
         from bitsandbytes.functional import dequantize_4bit
 
         weight = dequantize_4bit(weight.data, state)
-    elif hasattr(weight, "__tensor_flatten__"):  # of torchao
-        weight = weight.dequantize()
+    else:
+        weight = dequantize(weight)
     matrix: Tensor = weight.t() if layer.fan_in_fan_out else weight
     return matrix.to(dtype)
 

@@ -10,6 +10,18 @@ def is_quantized(parameter: Tensor) -> bool:
     return hasattr(parameter, "quant_state") or type(parameter).__module__.startswith("torchao.")
 
 
+def dequantize(weight: Tensor) -> Tensor:
+    """Returns the numbers that a compressed weight stands for; any other weight as it is."""
+    state = getattr(weight, "quant_state", None)
+    if state is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        weight = dequantize_4bit(weight.data, state)
+    elif type(weight).__module__.startswith("torchao."):
+        weight = weight.dequantize()
+    return weight
+
+
 def tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors with memory of their own that make up a tensor.
 

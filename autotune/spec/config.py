@@ -54,10 +54,20 @@ Loss = Literal["full", "chunked"]
 Kernels = Literal["none", "liger"]
 ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
-AdapterTargets = Literal["all-linear", "attention"]
+AdapterTargets = Literal["all-linear", "attention", "experts"]
 AdapterKernels = Literal["none", "fused"]
 FeedForward = Literal["whole", "tiled"]
-BaseWeights = Literal["trained", "bf16", "fp16", "int8", "fp8", "nf4"]
+BaseWeights = Literal[
+    "trained",
+    "bf16",
+    "fp16",
+    "int8",
+    "fp8",
+    "nf4",
+    "int8-experts",
+    "fp8-experts",
+    "nf4-experts",
+]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
 Offload = Literal["none", "optimizer", "all", "frozen"]
 GradientReduction = Literal["fp32", "bf16"]
@@ -274,7 +284,8 @@ class TrainingConfig(Built):
             refines="adapter",
         ),
     ] = "all-linear"
-    """The linear layers of the blocks that have adapters: all, or those of the attention."""
+    """What has adapters: all linear layers of the blocks, those of the attention, or all and the
+    experts, whose weights have three dimensions."""
 
     adapter_kernels: Annotated[
         AdapterKernels,
@@ -290,15 +301,19 @@ class TrainingConfig(Built):
     base_weights: Annotated[
         BaseWeights,
         Technique(
-            help="Number format of frozen weights.",
+            help=f"Number format of frozen weights: {', '.join(get_args(BaseWeights))}.",
+            metavar="FORMAT",
             is_added_later=True,
             refines="adapter",
-            packages={"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"},
+            packages={
+                **dict.fromkeys(("int8", "fp8", "int8-experts", "fp8-experts"), "torchao"),
+                **dict.fromkeys(("nf4", "nf4-experts"), "bitsandbytes"),
+            },
         ),
     ] = "trained"
     """Number format in which frozen weights are stored. `trained`: that of training; `bf16` or
     `fp16`, that of autocast; or the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the
-    rest in 16 bits."""
+    rest in 16 bits. `-experts`: the weights of experts in that format, too."""
 
     sharding: Annotated[
         Sharding,
@@ -556,10 +571,22 @@ SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
 UPDATES_ON_HOST: tuple[Offload, ...] = ("optimizer", "all")
 """The values of `offload` with which the host's processors update the weights."""
 
-QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
-"""The values of `base_weights` for which linear layers have fewer than 16 bits a weight."""
+QUANTIZED_WEIGHTS: Mapping[BaseWeights, BaseWeights] = {
+    "int8": "int8",
+    "fp8": "fp8",
+    "nf4": "nf4",
+    "int8-experts": "int8",
+    "fp8-experts": "fp8",
+    "nf4-experts": "nf4",
+}
+"""{value of `base_weights` for which layers have fewer than 16 bits a weight: their format}."""
 
-UNDIVIDED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8")
+QUANTIZED_EXPERTS = tuple(value for value in QUANTIZED_WEIGHTS if value.endswith("-experts"))
+"""Those with which experts have that format as well."""
+
+UNDIVIDED_WEIGHTS = tuple(
+    value for value, number_format in QUANTIZED_WEIGHTS.items() if number_format in ("int8", "fp8")
+)
 """Those that FSDP2 cannot divide: torchao 0.18 has no `aten.split` of its tensors."""
 
 
@@ -924,6 +951,27 @@ RULES = (
         lambda c, _: c["adapter"] == "none" and c["adapter_targets"] != "all-linear",
         "adapter_targets {adapter_targets} are the layers with an adapter, and adapter is none",
         "set adapter to lora or dora, or leave adapter_targets out",
+    ),
+    Rule(
+        ("adapter", "adapter_targets"),
+        lambda c, _: c["adapter"] == "dora" and c["adapter_targets"] == "experts",
+        "adapter dora scales the rows of one matrix, and adapter_targets experts have several in "
+        "one weight",
+        "use adapter lora, or adapter_targets all-linear",
+    ),
+    Rule(
+        ("adapter_targets",),
+        lambda c, at: c["adapter_targets"] == "experts" and at.drops_inputs_of_adapters,
+        "adapter_targets experts add matrices to weights before tokens come to them, and "
+        "adapter_dropout would drop a part of what these read",
+        "set adapter_dropout to 0, or adapter_targets to all-linear",
+    ),
+    Rule(
+        ("adapter_targets",),
+        lambda c, at: c["adapter_targets"] == "experts" and at.adapters_begin_as_weights,
+        "adapter_init pissa takes the start of an adapter out of one matrix, and adapter_targets "
+        "experts have several in one weight",
+        "set adapter_init to standard, or adapter_targets to all-linear",
     ),
     Rule(
         ("adapter", "adapter_kernels"),

@@ -32,7 +32,16 @@ _GATED = frozenset(
 """Kinds of models whose feed-forward layers are three matrices, one of which is a gate."""
 _PLAIN = frozenset(("gpt2", "gpt_neox", "phi"))
 """Kinds with two."""
-_OWN_HEAD_DIM = frozenset(("qwen3", "gemma", "gemma2", "gemma3_text", "seed_oss"))
+_OF_EXPERTS = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    "olmoe": ("num_experts", "intermediate_size"),
+}
+"""{kind whose feed-forward parts are experts with gates: the keys of their number and width}."""
+_OWN_HEAD_DIM = frozenset(
+    ("qwen3", "gemma", "gemma2", "gemma3_text", "seed_oss", "gpt_oss", "qwen3_moe")
+)
 """Kinds whose heads are as wide as their class says, where the config.json does not."""
 
 
@@ -48,10 +57,17 @@ class ModelShape:
     attention: tuple[tuple[int, int], ...]
     """Inputs and outputs of each matrix of a block; those that read the same stand together."""
     feed_forward: tuple[tuple[int, int], ...]
+    experts: tuple[tuple[int, int, int], ...] = ()
+    """How many experts, inputs and outputs of each weight of experts in a block."""
+
+    @property
+    def in_experts(self) -> int:
+        """How many weights the experts have."""
+        return self.layers * sum(number * n * m for number, n, m in self.experts)
 
     @property
     def in_blocks(self) -> int:
-        """How many weights the blocks have."""
+        """How many weights the blocks have beside their experts."""
         return self.layers * sum(n * m for n, m in (*self.attention, *self.feed_forward))
 
     @property
@@ -81,23 +97,29 @@ def shape_of(workload: Workload) -> ModelShape | None:
     else:
         return None
     kind = config.get("model_type")
-    if kind not in _GATED | _PLAIN:
+    if kind not in _GATED | _PLAIN | _OF_EXPERTS.keys():
+        return None
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         return None
     if kind == "gpt2":  # whose class knows no other keys of these sizes
         inner, key_heads, head_dim = config.get("n_inner") or 4 * width, heads, width // heads
     else:
-        inner = config.get("intermediate_size") or (4 * width if kind in _PLAIN else 0)
+        _, width_key = _OF_EXPERTS.get(str(kind), ("", "intermediate_size"))
+        inner = config.get(width_key) or (4 * width if kind in _PLAIN else 0)
         key_heads = config.get("num_key_value_heads") or (heads if kind in _PLAIN else 0)
         head_dim = config.get("head_dim") or (0 if kind in _OWN_HEAD_DIM else width // heads)
-    numbers = (inner, key_heads, head_dim)
+    experts = config.get(_OF_EXPERTS[kind][0]) or 0 if kind in _OF_EXPERTS else 0
+    numbers = (inner, key_heads, head_dim, experts)
     if not all(type(number) is int and number >= 0 for number in numbers):
         return None
     queries, keys = heads * head_dim, key_heads * head_dim
+    matrices = ((width, inner * (1 if kind in _PLAIN else 2)), (inner, width))
     return ModelShape(
         layers=layers,
         width=width,
         vocab_size=workload.vocab_size,
         is_tied=config.get("tie_word_embeddings") is not False,
         attention=((width, queries + 2 * keys), (queries, width)),
-        feed_forward=((width, inner * (2 if kind in _GATED else 1)), (inner, width)),
+        feed_forward=() if kind in _OF_EXPERTS else matrices,
+        experts=tuple((experts, n, m) for n, m in matrices) if experts else (),
     )

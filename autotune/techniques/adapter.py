@@ -45,10 +45,13 @@ from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
 from autotune.shipped.adapter_weights import principal_matrices
+from autotune.shipped.experts import dequantize_in_calls, expert_weights
 from autotune.shipped.frozen_on_host import FrozenOnHost, frozen_in_blocks
+from autotune.shipped.quantized import dequantize
 from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
+    QUANTIZED_EXPERTS,
     QUANTIZED_WEIGHTS,
     AdapterTargets,
     TrainingConfig,
@@ -57,10 +60,12 @@ from autotune.spec.workload import Workload, end_of_path
 from autotune.techniques import base_weights, precision
 
 _INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
-_ORIGINAL, _COPY = ".original_module", ".modules_to_save.default"
-"""What peft adds to the path of a module that it trains whole: of the frozen one, of its copy."""
+_COPY = ".modules_to_save.default"
+"""What peft adds to the path of the copy of a module that it trains whole."""
 _BASE = ".base_layer."
 """What the name of a weight has where an adapter is beside it."""
+_ADDED = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
+"""What peft adds to the name of a weight, once for each weight of experts in a module."""
 
 
 class AdaptedWeights(Placement):
@@ -87,7 +92,7 @@ class AdaptedWeights(Placement):
         self._saved_dtype = precision.weights_dtype(config.precision)
         if workload.modules_to_save_dtype == "base" and self.dtype != torch.float16:
             self._saved_dtype = self.dtype
-        self._quantized_layers: frozenset[nn.Module] = frozenset()
+        self._quantized: frozenset[nn.Parameter] = frozenset()
         self._unquantized = (0, 0)
         self._norms: dict[str, Tensor] = {}
         """The norm of each row of the weight that is beside an adapter, by the adapter's path."""
@@ -113,19 +118,26 @@ class AdaptedWeights(Placement):
         self._names_in_file = _names_in_file(parts.model)
         parts.model.requires_grad_(False)
         targets = [path for path, _ in _adapted(parts, self._config.adapter_targets, saved=saved)]
+        experts = target_experts(parts)
         if self._config.base_weights in QUANTIZED_WEIGHTS:
             layers = [layer for _, layer in target_layers(parts, "all-linear")]
-            self._quantized_layers = base_weights.prepare(
+            in_layers = base_weights.prepare(
                 parts.model,
                 layers,
                 self._config.base_weights,
                 compute_dtype=self.dtype,
                 dequantized=self._dequantized,
             )
-        quantized = sum(_weight_of(layer).numel() for layer in self._quantized_layers)
+            self._quantized = frozenset(in_layers)
+        if self._config.base_weights in QUANTIZED_EXPERTS:
+            self._quantized |= {parts.model.get_parameter(path) for path in experts}
+        quantized = sum(weight.numel() for weight in self._quantized)
         numbers = sum(parameter.numel() for parameter in parts.model.parameters())
         self._unquantized = numbers - quantized, quantized
-        _inject(parts.model, targets, self._config, self._workload)
+        adapted = experts if self._config.adapter_targets == "experts" else []
+        _inject(parts.model, targets, adapted, self._config, self._workload)
+        if self._config.base_weights in QUANTIZED_EXPERTS and not self._dequantized:
+            dequantize_in_calls(parts.model, experts)
         if parts.head in saved.values():
             parts = _with_copied_head(parts, saved)
         if self._config.offload == "frozen":
@@ -138,9 +150,7 @@ class AdaptedWeights(Placement):
     def name_in_file(self, name: str) -> str | None:
         if any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE)):
             return None  # it is of the adapter
-        for added in (_BASE, f"{_ORIGINAL}.", f"{_COPY}."):
-            name = name.replace(added, ".")
-        return self._names_in_file[name]
+        return self._names_in_file[_ADDED.sub("", name)]
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         if weight is None:
@@ -148,8 +158,10 @@ class AdaptedWeights(Placement):
         if f"{_COPY}." in name:
             return nn.Parameter(weight.to(dtype=self._saved_dtype, copy=True).to(self.device))
         placed = super().place(name, parameter, weight)
-        if self._is_quantized(name):
-            placed = self._quantize(placed)
+        if parameter in self._quantized:
+            placed = base_weights.quantize(
+                placed, self._config.base_weights, dequantized=self._dequantized
+            )
         self._note_norm(name, placed)
         placed = self._without_principal(name, placed)
         if self.on_host is not None and name in self._block_of:
@@ -162,28 +174,19 @@ class AdaptedWeights(Placement):
             return nn.Parameter(outline.to(precision.weights_dtype(self._config.precision)))
         if f"{_COPY}." in name:
             return nn.Parameter(outline.to(self._saved_dtype))
-        if self._is_quantized(name) and not self._dequantized:
+        if parameter in self._quantized and not self._dequantized:
             return base_weights.outline(outline)
         return outline
 
     def whole(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> Tensor:
         # What is computed of a weight is computed on the device, which so has one of them whole.
         is_read = self._config.adapter == "dora" or self._workload.adapter_init == "pissa"
-        if weight is None or (is_read and _BASE in name) or self._is_quantized(name):
+        if weight is None or (is_read and _BASE in name) or parameter in self._quantized:
             return self.place(name, parameter, weight)
         return super().whole(name, parameter, weight)
 
     def unquantized(self) -> tuple[int, int]:
         return self._unquantized
-
-    def _is_quantized(self, name: str) -> bool:
-        owner, _, own_name = name.rpartition(".")
-        return own_name == "weight" and self._module(owner) in self._quantized_layers
-
-    def _quantize(self, weight: nn.Parameter) -> nn.Parameter:
-        return base_weights.quantize(
-            weight, self._config.base_weights, dequantized=self._dequantized
-        )
 
     def _module(self, path: str) -> nn.Module:
         assert self._parts is not None
@@ -194,9 +197,7 @@ class AdaptedWeights(Placement):
         adapter, is_base, own_name = name.partition(_BASE)
         if self._config.adapter == "dora" and is_base and own_name == "weight":
             of_inputs = 1 if isinstance(self._module(adapter + ".base_layer"), nn.Linear) else 0
-            numbers = base_weights.dequantize(weight).to(
-                precision.weights_dtype(self._config.precision)
-            )
+            numbers = dequantize(weight).to(precision.weights_dtype(self._config.precision))
             self._norms[adapter] = torch.linalg.norm(numbers, dim=of_inputs)
 
     def _without_principal(self, name: str, weight: nn.Parameter) -> nn.Parameter:
@@ -244,9 +245,7 @@ def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str,
     They are those of the blocks, or of their attention; of the whole model but its head where no
     blocks were found.
     """
-    roots: list[nn.Module] = [parts.model]
-    if parts.blocks_owner is not None:
-        roots = list(parts.blocks)
+    roots = _roots(parts)
     if targets == "attention":
         if parts.attention_name is None:
             return []
@@ -259,6 +258,15 @@ def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str,
         if is_linear(module) and module is not parts.head
     }
     return [(path, module) for module, path in found.items()]
+
+
+def target_experts(parts: ModelParts) -> list[str]:
+    """Returns the paths of the weights of experts in the blocks, empty if there are none."""
+    return expert_weights(parts.model, _roots(parts))
+
+
+def _roots(parts: ModelParts) -> list[nn.Module]:
+    return [parts.model] if parts.blocks_owner is None else list(parts.blocks)
 
 
 def saved_modules(parts: ModelParts, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -383,11 +391,23 @@ def missing_layers(
         if smallest is not None and value > width_of(smallest[1]):
             path, layer = smallest
             return f"it is larger than layer {path}, which is {_sizes(layer)}"
+    needs_experts = (technique, value) == ("adapter_targets", "experts") or (
+        technique == "base_weights" and value in QUANTIZED_EXPERTS
+    )
+    experts = target_experts(parts) if needs_experts else []
+    if needs_experts and not experts:
+        return "the model's blocks have no weights of three dimensions, as experts have"
+    whole = {inner: path for path, one in saved.items() for inner in one.modules()}
+    for path in experts:
+        owner = parts.model.get_submodule(path.rpartition(".")[0])
+        if owner in whole:
+            return f"experts are frozen, and modules_to_save has {whole[owner]}"
+        if owner in _roots(parts):
+            return f"{path} is a weight of a whole block, not of a module inside it"
     if technique == "base_weights" and value in QUANTIZED_WEIGHTS:
         layers = target_layers(parts, "all-linear")
         if not any(isinstance(layer, nn.Linear) for _, layer in layers):
             return "the model's blocks have no torch.nn.Linear"
-        whole = {inner: path for path, one in saved.items() for inner in one.modules()}
         for _, layer in layers:
             if layer in whole:
                 return (
@@ -404,7 +424,11 @@ def _base_dtype(config: TrainingConfig) -> torch.dtype:
 
 
 def _inject(
-    model: nn.Module, targets: list[str], config: TrainingConfig, workload: Workload
+    model: nn.Module,
+    targets: list[str],
+    experts: list[str],
+    config: TrainingConfig,
+    workload: Workload,
 ) -> None:
     # An extra, and a second to import.
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
@@ -419,6 +443,7 @@ def _inject(
     settings = LoraConfig(
         **arguments,
         target_modules=targets,
+        target_parameters=experts,
         fan_in_fan_out=not any(isinstance(layer, nn.Linear) for layer in layers),
     )
     with warnings.catch_warnings(), unset_fake_temporarily():
@@ -431,7 +456,7 @@ def _inject(
 
 
 def _uncompressed_weight(layer: nn.Module) -> Tensor:
-    return base_weights.dequantize(_weight_of(layer))
+    return dequantize(_weight_of(layer))
 
 
 def _sizes(layer: nn.Module) -> str:

@@ -12,8 +12,13 @@
 A quantized weight is converted to 16 bits wherever it is multiplied, in forward and in backward:
 one layer at a time has a copy of its weight. Source: https://docs.pytorch.org/ao/stable/,
 https://huggingface.co/docs/bitsandbytes/main/en/reference/nn/linear4bit
+
+With `-experts` the weights of three dimensions are in the format as well (`shipped/experts.py`).
+Autograd keeps the copy of such a weight from forward to backward, where a layer converts it again:
+without checkpointing that is all that is saved.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +27,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autotune.errors import first_line_of
+from autotune.shipped.quantized import dequantize
 from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights
 from autotune.techniques.extras import bitsandbytes
 
@@ -33,30 +39,30 @@ def prepare(
     *,
     compute_dtype: torch.dtype,
     dequantized: bool,
-) -> frozenset[nn.Module]:
-    """Returns the layers, of `layers`, whose weights are to be quantized when they are placed.
+) -> list[nn.Parameter]:
+    """Returns the weights of the layers, of `layers`, that are to be quantized when placed.
 
     The model is on the meta device. For nf4 its layers are replaced by those of bitsandbytes, which
     keep the compressed weight and convert it; torchao's formats are tensors in the same layers.
     """
     chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if value != "nf4" or dequantized:
-        return frozenset(chosen)
-    replaced = []
+    if QUANTIZED_WEIGHTS[value] != "nf4" or dequantized:
+        return [layer.get_parameter("weight") for layer in chosen]
+    quantized = []
     paths = {module: path for path, module in model.named_modules()}
     for layer in chosen:
         owner_path, _, name = paths[layer].rpartition(".")
         replacement = _four_bit_layer(layer, compute_dtype)
         setattr(model.get_submodule(owner_path), name, replacement)
-        replaced.append(replacement)
+        quantized.append(replacement.get_parameter("weight"))
     # peft then uses its layer for bitsandbytes, as for a model that transformers has loaded so.
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
-    return frozenset(replaced)
+    return quantized
 
 
 def quantize(weight: nn.Parameter, value: BaseWeights, *, dequantized: bool) -> nn.Parameter:
-    """Returns the compressed weight of a linear layer, or with `dequantized` what it stands for."""
-    compressed = _nf4(weight) if value == "nf4" else _of_torchao(weight, value)
+    """Returns a compressed weight, of a layer or of experts; `dequantized`: what it stands for."""
+    compressed = _nf4(weight) if QUANTIZED_WEIGHTS[value] == "nf4" else _of_torchao(weight, value)
     if dequantized:
         return nn.Parameter(dequantize(compressed).to(weight.dtype), requires_grad=False)
     return compressed
@@ -73,8 +79,8 @@ def outline(weight: nn.Parameter) -> nn.Parameter:
     )
 
 
-def keep_scales(layer: nn.Module, part: nn.Parameter, *, of: Tensor) -> None:
-    """Have a layer multiply by a part of a weight of nf4, once FSDP2 has gathered all of it.
+def keep_scales(layer: nn.Module, name: str, part: nn.Parameter, *, of: Tensor) -> None:
+    """Have a layer read `name`, a part of a weight of nf4, once FSDP2 has gathered all of it.
 
     The layer and the part keep the scales of the whole weight: 0.13 bits for each number of it, on
     every device, as bitsandbytes leaves them in a training that FSDP divides.
@@ -83,22 +89,13 @@ def keep_scales(layer: nn.Module, part: nn.Parameter, *, of: Tensor) -> None:
     if state is not None:
         part.quant_state = state  # type: ignore[attr-defined]
         layer.quant_state = state
-        layer.register_forward_pre_hook(_give_scales)
+        layer.quant_states = {**getattr(layer, "quant_states", {}), name: state}  # type: ignore[assignment]
+        layer.register_forward_pre_hook(functools.partial(_give_scales, name))
 
 
-def _give_scales(layer: nn.Module, _arguments: Any) -> None:
+def _give_scales(name: str, layer: Any, _arguments: Any) -> None:
     """Give a weight that has been gathered, which is another tensor than its part, the scales."""
-    layer.weight.quant_state = layer.quant_state  # type: ignore[union-attr]
-
-
-def dequantize(weight: Tensor) -> Tensor:
-    """Returns the numbers that a compressed weight stands for; any other weight as it is."""
-    state = getattr(weight, "quant_state", None)
-    if state is not None:
-        weight = bitsandbytes().functional.dequantize_4bit(weight.data, state)
-    elif type(weight).__module__.startswith("torchao."):
-        weight = weight.dequantize()
-    return weight
+    getattr(layer, name).quant_state = layer.quant_states[name]
 
 
 def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
@@ -111,7 +108,8 @@ def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
     try:
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16))
-        (layer,) = prepare(model, model, value, compute_dtype=torch.bfloat16, dequantized=False)
+        prepare(model, [*model], value, compute_dtype=torch.bfloat16, dequantized=False)
+        (layer,) = model
         weight = nn.Parameter(
             torch.ones(256, 256, dtype=torch.bfloat16, device=device), requires_grad=False
         )
@@ -166,8 +164,9 @@ def _of_torchao(weight: nn.Parameter, value: BaseWeights) -> nn.Parameter:
         quantize_,
     )
 
-    out_features, in_features = weight.shape
+    out_features, in_features = weight.shape[-2:]
     layer = nn.Linear(in_features, out_features, bias=False, device="meta")
     layer.weight = weight
-    quantize_(layer, Int8WeightOnlyConfig() if value == "int8" else Float8WeightOnlyConfig())
+    is_int8 = QUANTIZED_WEIGHTS[value] == "int8"
+    quantize_(layer, Int8WeightOnlyConfig() if is_int8 else Float8WeightOnlyConfig())
     return nn.Parameter(layer.weight, requires_grad=False)

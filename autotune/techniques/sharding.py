@@ -205,7 +205,7 @@ class ShardedWeights(Placement):
                     weight = self._tensor_parallel.part(path, weight)
                 whole = self._whole.whole(path, parameter, weight)
                 _copy_part(whole, current)
-                base_weights.keep_scales(module, current, of=whole)
+                base_weights.keep_scales(module, name, current, of=whole)
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         return self._current[parameter]

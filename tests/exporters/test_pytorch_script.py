@@ -18,6 +18,7 @@ from autotune.spec.workload import make_workload
 from tests.exporters.readers.pytorch_script import loaded
 from tests.exporters.recipes import recipe
 from tests.exporters.texts import settings_of_text
+from tests.techniques.test_experts import OWN as MIXTURE
 
 STEPS = 4
 GLOBAL_BATCH = 4
@@ -382,6 +383,19 @@ def test_adapters_of_a_pretrained_model_train_as_in_the_trial(
     asked = make_workload("cpu", {**workload.to_dict(), **named})
     make_trainer, folder = make_trainer_of(asked)
     assert_same(make_trainer, asked, folder, {**QLORA, "adapter_targets": targets})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", ["all-linear", "experts"])
+@pytest.mark.parametrize("base_weights", ["int8-experts", "nf4-experts"])
+def test_experts_train_as_in_the_trial(make_trainer_of, workload, base_weights, targets, tmp_path):
+    (tmp_path / "mixture.py").write_text(MIXTURE)
+    settings = {**sizes_of_own(workload), "model": f"{tmp_path / 'mixture.py'}:make"}
+    del settings["layers"], settings["width"]
+    asked = make_workload("cpu", settings)
+    make_trainer, folder = make_trainer_of(asked)
+    choices = {**QLORA, "base_weights": base_weights, "adapter_targets": targets}
+    assert_same(make_trainer, asked, folder, choices)
 
 
 OF_THE_KIND_OF_NANOGPT = OWN.replace(

@@ -389,6 +389,39 @@ def test_names_and_patterns_of_layers_say_where_adapters_are(targets, layers, tm
     assert found.config["adapter_targets"] == layers
 
 
+@pytest.mark.parametrize(
+    ("keys", "base_weights"),
+    [
+        ({"adapter": "qlora", "load_in_4bit": True}, "nf4-experts"),
+        ({"adapter": "lora", "load_in_8bit": True}, "int8-experts"),
+        ({"adapter": "lora", "bf16": True}, "bf16"),
+    ],
+)
+def test_axolotl_quantizes_experts_with_the_layers(keys, base_weights, tmp_path):
+    found = _import("axolotl", tmp_path, **keys, quantize_moe_experts=True)
+    assert found.config["base_weights"] == base_weights
+
+
+@pytest.mark.parametrize(
+    ("names", "targets"),
+    [
+        (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "experts"),
+        ("mlp.experts.down_proj", "experts"),
+        (["mlp.gate.weight"], "all-linear"),
+        ([], "all-linear"),
+    ],
+)
+@pytest.mark.parametrize("trainer", ["axolotl", "trl"])
+def test_names_of_weights_of_experts_say_that_these_have_adapters(
+    trainer, names, targets, tmp_path
+):
+    said = {"lora_dropout": 0.0, "lora_target_parameters": names}
+    found = _import(trainer, tmp_path, **ADAPTERS[trainer], **said)
+    assert found.config["adapter_targets"] == targets
+    noted = any(one.key == "lora_target_parameters" for one in found.not_taken)
+    assert noted == (names == ["mlp.gate.weight"])
+
+
 # -- beside adapters -------------------------------------------------------------------------------
 
 ADAPTERS = {

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.analysis.least_memory import least_memory_bytes
 from autotune.execution.local import LocalExecutor
-from autotune.spec.config import CHOICES, TrainingConfig, rule_violations
+from autotune.spec.config import CHOICES, QUANTIZED_EXPERTS, TrainingConfig, rule_violations
 from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload
 from autotune.study.prediction.predictions import Forecaster
@@ -100,9 +100,9 @@ ADAPTERS = [
     {"adapter": adapter, "base_weights": base, "precision": precision, "adapter_targets": targets}
     for adapter, base, precision, targets in itertools.product(
         ("lora", "dora"),
-        CHOICES["base_weights"],
+        [value for value in CHOICES["base_weights"] if value not in QUANTIZED_EXPERTS],
         ("fp32", "bf16-mixed", "bf16-true"),
-        CHOICES["adapter_targets"],
+        ("all-linear", "attention"),
     )
 ]
 OTHERS = [
@@ -128,6 +128,31 @@ def test_no_prediction_of_any_technique_is_below_the_bound(executor, choices, de
     if device == "cpu" and ("offload" in choices or "kernels" in choices):
         pytest.skip("a technique of GPUs")
     peak, least = predicted_and_least(executor, GPT, device, **choices)
+    assert 0 < least <= peak
+
+
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "sliding_window": 16},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 64},
+    "olmoe": {"num_experts": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize(
+    ("base", "targets"),
+    [
+        ("bf16", "experts"),
+        ("nf4", "all-linear"),
+        *((base, "experts") for base in QUANTIZED_EXPERTS),
+    ],
+)
+def test_no_prediction_of_a_mixture_of_experts_is_below_the_bound(executor, kind, base, targets):
+    settings = with_model(of_kind(kind, num_experts_per_tok=2, **EXPERTS[kind]))
+    choices = {"precision": "bf16-mixed", "adapter": "lora", "adapter_targets": targets}
+    peak, least = predicted_and_least(executor, settings, base_weights=base, **choices)
     assert 0 < least <= peak
 
 

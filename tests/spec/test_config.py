@@ -59,6 +59,9 @@ BREAKING = (
     {"precision": "fp8", "adapter": "lora"},
     {"adapter_rank": 16},
     {"adapter_targets": "attention"},
+    {"adapter": "dora", "adapter_targets": "experts"},
+    {"adapter": "lora", "adapter_targets": "experts", "drops_inputs_of_adapters": True},
+    {"adapter": "lora", "adapter_targets": "experts", "adapters_begin_as_weights": True},
     {"adapter": "dora", "adapter_kernels": "fused"},
     {**FUSED, "drops_inputs_of_adapters": True},
     {

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from autotune.spec.config import OF_SEVERAL_DEVICES, SEARCHED
+from autotune.spec.config import OF_SEVERAL_DEVICES, QUANTIZED_WEIGHTS, SEARCHED
 from tests.stand_in_gpu.machine import FOLDER, SMALL_MODEL, Machine
 
 SPACE = FOLDER / "every_technique.toml"
@@ -39,10 +39,12 @@ def study(shared_machine: Machine):
 
 HOLLOW = {
     "attention": {"cudnn"},
-    "base_weights": {"int8", "fp8", "nf4"},
+    "adapter_targets": {"experts"},
+    "base_weights": set(QUANTIZED_WEIGHTS),
     "kernels": {"liger"},
 }
-"""Values that the stand-in's missing numbers make crash, or fail the parity check."""
+"""Values that the stand-in's missing numbers make crash, or fail the parity check; and what needs
+a model with experts."""
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.promise import promised
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
-from autotune.exporters.reasons import WITH_KERNELS
+from autotune.exporters.reasons import WITH_EXPERTS, WITH_KERNELS
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe
 from autotune.exporters.several_nodes import note
+from autotune.spec.config import QUANTIZED_WEIGHTS
 from autotune.spec.model_file import with_layers
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -54,13 +55,14 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that the script can train with."""
-    closest = Closest(recipe, "the script", WITH_KERNELS)
+    closest = Closest(recipe, "the script", {**WITH_KERNELS, **WITH_EXPERTS})
     closest.use_torch("the script needs no DeepSpeed: export to deepspeed for it")
     closest.leave_out_tensor_parallel(
         "the script has whole matrices on every device: export to torchtitan for split ones"
     )
     closest.leave_out_offload("the script has everything on the device")
-    if closest.config.base_weights == "nf4" and divides_weights(closest.config):
+    is_nf4 = QUANTIZED_WEIGHTS.get(closest.config.base_weights) == "nf4"
+    if is_nf4 and divides_weights(closest.config):
         why = "the script has codes and scales of nf4 in one tensor, which FSDP2 cannot divide"
         closest.change("sharding", "ddp", f"{why}: export to a trainer with accelerate")
         closest.change("sharding_group", 1, "ddp has no groups")

@@ -18,7 +18,12 @@ from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import imported_optimizer, parameters_of
 from autotune.spec.adapters import lora_arguments
-from autotune.spec.config import SELECTIVE, TrainingConfig
+from autotune.spec.config import (
+    QUANTIZED_EXPERTS,
+    QUANTIZED_WEIGHTS,
+    SELECTIVE,
+    TrainingConfig,
+)
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import KeptOfBlock
@@ -106,12 +111,15 @@ def _prepare(recipe: Recipe) -> list[Part]:
     parts = [shipped(f"script.{moving}")]
     if config.adapter == "none":
         return [*parts, code(_PREPARE)]
-    if config.base_weights == "nf4":
-        parts.append(shipped("script.quantize_to_4_bits"))
-    elif is_quantized(config):
-        kind = torchao_class(config)
-        parts.append(code(f"from torchao.quantization import {kind}\n\nQUANTIZATION = {kind}()"))
-        parts.append(shipped("script.quantize_to_8_bits"))
+    bits = 4 if QUANTIZED_WEIGHTS.get(config.base_weights) == "nf4" else 8
+    if is_quantized(config):
+        if bits == 8:
+            kind = torchao_class(config)
+            imported = f"from torchao.quantization import {kind}"
+            parts.append(code(f"{imported}\n\nQUANTIZATION = {kind}()"))
+        parts.append(shipped(f"script.quantize_to_{bits}_bits"))
+    if config.base_weights in QUANTIZED_EXPERTS:
+        parts.append(shipped(f"script.experts_in_{bits}_bits"))
     return [*parts, _add_adapters(recipe)]
 
 
@@ -130,8 +138,12 @@ def _add_adapters(recipe: Recipe) -> Part:
         'assert found is not None, "the model has no list of blocks of one class"',
         "parts = list(found.blocks)",
     ]
+    if config.base_weights in QUANTIZED_EXPERTS or config.adapter_targets == "experts":
+        lines.append("experts = expert_weights(model, parts)")
     if is_quantized(config):
         lines.append("quantize(model, linear_layers(model, parts))")
+    if config.base_weights in QUANTIZED_EXPERTS:
+        lines.append("quantize_experts(model, experts)")
     lines.append("move_to_device(model)")
     if config.adapter_targets == "attention":
         lines += [
@@ -143,6 +155,8 @@ def _add_adapters(recipe: Recipe) -> Part:
         *adding_lines(config, workload),
         "draw_adapters(model, seed=SEED)",
     ]
+    if config.base_weights in QUANTIZED_EXPERTS:
+        lines.append("dequantize_in_calls(model, experts)")
     body = "\n".join(f"    {line}" for line in lines)
     return code(f'''
 from typing import Any
@@ -150,6 +164,7 @@ import torch
 from autotune.shipped.adapter_weights import draw_adapters
 from autotune.shipped.adapters import add_adapters, linear_layers
 from autotune.shipped.blocks import find_blocks
+from autotune.shipped.experts import dequantize_in_calls, expert_weights
 
 {adapter_constants(config, workload)}
 
@@ -174,6 +189,7 @@ def adapter_constants(config: TrainingConfig, workload: Workload) -> str:
 def adding_lines(config: TrainingConfig, workload: Workload) -> list[str]:
     """Returns the statements that add adapters to `layers` of a model, by `shipped/adapters.py`."""
     others = ", modules_dtype=MODULES_DTYPE" if workload.modules_to_save else ""
+    others += ", experts=experts" if config.adapter_targets == "experts" else ""
     added = f"add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE{others})"
     return [added, "fuse_adapters(model)"] if config.adapter_kernels == "fused" else [added]
 

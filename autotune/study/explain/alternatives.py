@@ -22,6 +22,7 @@ from autotune.spec.config import (
     FIELD_ORDER,
     HELD_BY_THE_HOST,
     OF_SEVERAL_DEVICES,
+    QUANTIZED_WEIGHTS,
     SEARCHED,
     LegalityContext,
     TrainingConfig,
@@ -48,6 +49,9 @@ _WORTH_A_PREDICTION: Mapping[str, Sequence[Any]] = {
 CHECKPOINTINGS_OF_A_COMPILED_MODEL = ("selective", "block")
 """Fewer, because each compiles the whole model."""
 SMALLEST_BUDGET = 0.0
+_MOSTLY = 0.5
+"""Quantized layers that leave a larger share of the weights in 16 bits hardly can be all matrices:
+others may be those of experts."""
 
 Unavailable = Mapping[str, Mapping[str, str]]
 """What does not work on the device: {technique: {value: reason}}."""
@@ -162,6 +166,8 @@ def _values(
         values = ["backward"]  # the others change only the optimizer step
     elif technique == "activation_budget":
         values = [_without_half_of_activations(prediction)]
+    elif technique == "base_weights" and (prediction.unquantized_share or 0.0) > _MOSTLY:
+        values = [*values, f"{QUANTIZED_WEIGHTS[current]}-experts"]
     elif technique == "adapter_rank":
         values = [current // 2] if current > 1 else []
     elif technique == "offload" and config.compile == "model":

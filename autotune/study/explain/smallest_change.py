@@ -24,6 +24,7 @@ _CHANGES: tuple[tuple[str, Any], ...] = (
     ("base_weights", "bf16"),
     ("base_weights", "fp16"),
     ("base_weights", "nf4"),
+    ("base_weights", "nf4-experts"),
     ("optimizer", "paged-adamw-8bit"),
     ("precision", "bf16-true"),
 )

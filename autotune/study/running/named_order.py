@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from autotune.analysis.expected_step import ExpectedStep
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.study.sampler.features import Candidates
@@ -133,4 +133,4 @@ def is_unlikely(config: TrainingConfig, memory: MemoryModel) -> bool:
 
 def _kind(config: TrainingConfig) -> tuple[bool, bool]:
     """Returns whether an adapter is trained, and whether its base weights are quantized."""
-    return config.adapter != "none", config.base_weights in ("nf4", "int8")
+    return config.adapter != "none", QUANTIZED_WEIGHTS.get(config.base_weights) in ("nf4", "int8")

@@ -202,6 +202,7 @@ AXOLOTL = [
     "bf16", "fp16", "tf32", "fp8", "fp8_config", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "selective_checkpointing", "torch_compile",
     "torch_compile_backend", "adapter", "lora_r", "lora_alpha", "lora_dropout",
+    "lora_target_parameters", "quantize_moe_experts",
     "lora_target_linear", "lora_target_modules", "lora_modules_to_save", "peft_use_dora",
     "tiled_mlp", "torch_compile_mode", "layer_offloading",
     "peft_use_rslora", "peft_init_lora_weights", "lora_rank_pattern", "lora_alpha_pattern",

@@ -73,7 +73,10 @@ def read(export, version):
         return {
             **{name: of_process[name] for name in launch.PROCESS_SETTINGS},
             "precision": _precision(training, observer, optimizer),
-            **adapter_settings(training.model, training.model.blocks, "attention"),
+            **_with_experts(
+                adapter_settings(training.model, training.model.blocks, "attention"),
+                export.files["train.py"],
+            ),
             "checkpointing": "none"
             if hasattr(script, "KEPT")
             else _checkpointing(script, training.model),
@@ -101,6 +104,15 @@ def read(export, version):
             "seed": script.SEED,
             **_devices(training, devices, script.SEQUENCE_LENGTH),
         }
+
+
+def _with_experts(settings, text):
+    """The settings with what a script does to experts, of which the model of recipes has none."""
+    if "experts=experts" in text:
+        settings = {**settings, "adapter_targets": "experts"}
+    if "def quantize_experts" in text:
+        settings = {**settings, "base_weights": f"{settings['base_weights']}-experts"}
+    return settings
 
 
 @contextmanager

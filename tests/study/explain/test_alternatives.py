@@ -132,6 +132,15 @@ def test_a_budget_without_compilation_is_not_possible_and_says_what_to_change():
     assert "set compile to block or model" in wanted().impossible["memory_budget"]
 
 
+@pytest.mark.parametrize(("share", "is_wanted"), [(0.9, True), (0.1, False), (None, False)])
+def test_codes_of_experts_are_predicted_where_layers_are_few_of_the_weights(share, is_wanted):
+    qlora = replace(PLAIN, precision="bf16-mixed", adapter="lora", base_weights="nf4")
+    predicted = replace(prediction(), unquantized_share=share)
+    at = LegalityContext(global_batch=BATCH)
+    found = wanted_variants(qlora, predicted, at=at, unavailable={})
+    assert ("nf4-experts" in values(found, "base_weights")) == is_wanted
+
+
 def test_optimizers_are_left_alone_where_their_state_is_nothing_at_the_peak():
     found = wanted(optimizer_state=0)
     assert values(found, "optimizer") == []
