@@ -349,7 +349,11 @@ def _search(
         request = _with_time_left(request, budget, used_seconds=used)
         listener = _SearchListener(request, reporter, used_seconds=used, time_budget_seconds=budget)
         result = search(
-            request, listener=listener, should_stop=should_stop, make_executor=make_executor
+            request,
+            listener=listener,
+            should_stop=should_stop,
+            make_executor=make_executor,
+            was_reached=True,
         )
     profile_at_end(result, request, should_stop=should_stop, note=listener.note_profile)
     if result.front:

@@ -65,12 +65,15 @@ def search(
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
     space: SearchSpace | None = None,
     confirmation: ConfirmationRequest | None = None,
+    was_reached: bool = False,
 ) -> StudyResult:
     """Start, resume or join the study of `request`, and return its result once it is done.
 
     `space` is what `space_of(request)` has returned, where that was called already. With
-    `confirmation` it runs no trial, and measures again what that says. Where it uses several
-    devices, `should_stop` is called in other threads, too; `listener` never is.
+    `confirmation` it runs no trial, and measures again what that says. `was_reached` says that this
+    process has used the database before: one that cannot be reached is then away for a while. Where
+    the search uses several devices, `should_stop` is called in other threads, too; `listener` never
+    is.
 
     Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
     `should_stop` returns True. Everything measured until then is stored, and the same call resumes
@@ -87,7 +90,7 @@ def search(
     retry = search_retry(
         limit_seconds=request.database_wait, listener=listener, check_stop=check_stop
     )
-    stored = stored_study(request, retry)
+    stored = stored_study(request, retry, was_reached=was_reached)
     if confirmation is not None:
         _check_confirmation(request, confirmation, retry)
     if stored is not None:

@@ -44,17 +44,19 @@ class OpenedStudy:
     """With how many seeds the trials of a resumed study were trained; None: there are none."""
 
 
-def stored_study(request: SearchRequest, retry: RetryPolicy) -> StudyDefinition | None:
+def stored_study(
+    request: SearchRequest, retry: RetryPolicy, *, was_reached: bool
+) -> StudyDefinition | None:
     """Returns the definition of the stored study that the request resumes; None if it is new.
 
     Raises StorageUnavailable for a database that is not a studies database, or that cannot be
-    reached.
+    reached; StorageUnreachable for one that this process has reached before.
     """
     file = sqlite_file(request.storage)
     with storage_errors(request.storage):
         if file is not None and not file.exists():
             return None
-    with closing(_open_store(request.storage, retry, was_reached=False)) as store:
+    with closing(_open_store(request.storage, retry, was_reached=was_reached)) as store:
         names = store.names()
         return store.definition(request.name)[0] if request.name in names else None
 
