@@ -80,6 +80,31 @@ def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
     assert {"report/trials.js", "report/templates/page.html", "templates/study_page.html"} <= kept
 
 
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys, tomllib
+from packaging.requirements import Requirement
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+names = {Requirement(one).name.replace("-", "_") for extra in extras.values() for one in extra}
+sys.modules |= dict.fromkeys(names)
+import autotune.api, autotune.cli, autotune.predictor
+for package in (autotune.cli, autotune.predictor):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+import autotune.execution.process.answers
+"""
+
+
+def test_commands_predictions_and_trials_import_no_package_of_an_extra():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_function_has_the_name_of_a_module_that_would_take_its_place():
     modules = {path.stem for path in (Path(autotune.__file__).parent).iterdir()}
     assert modules.isdisjoint(autotune.__all__)

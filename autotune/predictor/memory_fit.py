@@ -1,10 +1,10 @@
 """Whether a user's training fits under a cap, and what would make it fit, each by prediction."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import psutil
 from torch import nn
 
 from autotune.analysis.largest import find_largest, find_smallest
@@ -59,7 +59,7 @@ def gpu_and_memory(device: str) -> tuple[Gpu | None, int | None]:
     if sheet is not None:
         return gpu_of(sheet.compute_capability, None), sheet.device().total_memory_bytes
     if requested_device(device, None) == "cpu":
-        return None, psutil.virtual_memory().total
+        return None, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # Not by torch, which would create a context in the user's process.
     devices = nvml.all_devices()
     gpu = gpu_of(nvml.compute_capability(devices[0]) if devices else None, None)
