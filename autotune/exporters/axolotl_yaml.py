@@ -157,7 +157,7 @@ _BY_FSDP2 = (
 
 
 def _precision(config: TrainingConfig) -> Reason | None:
-    if config.precision.startswith("bf16"):
+    if config.precision.startswith("bf16") or config.precision == "int8-mixed":
         if config.engine == "deepspeed":
             return _MASTERS
         if divides_weights(config):

@@ -42,7 +42,8 @@ def before_torch(config: TrainingConfig) -> list[str]:
         return []
     return [
         "# The user's other settings stay. torch prefers the older name where both are set.",
-        'own = os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", os.getenv("PYTORCH_ALLOC_CONF", ""))',
+        'own = os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", "")',
+        'own = own or os.getenv("PYTORCH_ALLOC_CONF", "")',
         'os.environ["PYTORCH_ALLOC_CONF"] = f"{own},expandable_segments:True".lstrip(",")',
     ]
 

@@ -41,7 +41,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     config: dict[str, Any] = {
         "precision": _precision(keys, has_adapters=bool(adapter)),
         **_checkpointing(keys, is_by_fsdp=shared.checkpoints),
-        **transformers_keys.compilation(keys),
+        **transformers_keys.compilation(keys, is_by_mode=False),
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "allocator": "expandable",  # axolotl's own choice
@@ -230,7 +230,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     return {
         "adapter": "dora" if keys.flag("peft_use_dora") else "lora",
         "adapter_rank": keys.whole_number("lora_r", least=1) or 8,
-        "adapter_targets": transformers_keys.adapted_experts(keys) or layers,
+        "adapter_targets": transformers_keys.adapted_experts(keys, layers=layers),
         "adapter_kernels": _adapter_kernels(keys),
         "base_weights": base_weights,
     }

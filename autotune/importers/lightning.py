@@ -188,8 +188,9 @@ def _precision(keys: KeysOfFile, callback: Mapping[str, Any]) -> str:
         raise keys.invalid("trainer.precision", "32-true, 16-mixed, bf16-mixed or bf16-true")
     if name in _INEXACT:
         keys.refuse("trainer.precision", _INEXACT[name])
-    if callback.get("fp8") is True:
-        return "fp8"
+    for key, of_products in (("fp8", "fp8"), ("int8", "int8-mixed")):
+        if callback.get(key) is True:
+            return of_products
     precision = _PRECISIONS[name]
     if precision == "fp32" and callback.get("float32_matmul_precision") == "high":
         return "tf32"

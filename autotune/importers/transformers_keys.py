@@ -84,10 +84,18 @@ _ATTENTION_LAYERS = _SEPARATE_LAYERS | frozenset(
 )
 
 
-def compilation(keys: KeysOfFile) -> dict[str, str]:
-    """Returns what torch.compile compiles, and its mode, by `torch_compile` and its mode."""
+def compilation(keys: KeysOfFile, *, is_by_mode: bool = True) -> dict[str, str]:
+    """Returns what torch.compile compiles, and its mode.
+
+    With `is_by_mode` a mode or a backend alone turns it on, as TrainingArguments does.
+    """
     compiles = keys.flag("torch_compile") or keys["torch_compile"] == "auto"  # of axolotl
     mode = keys.one_of("torch_compile_mode", CHOICES["compile_mode"])
+    if is_by_mode:
+        backend = keys["torch_compile_backend"]
+        compiles = compiles or mode is not None or backend is not None
+        if backend not in (None, "inductor"):
+            keys.refuse("torch_compile_backend", "trials compile with inductor")
     if not compiles:
         return {"compile": "none"}
     return {"compile": "model", "compile_mode": mode or "default"}
@@ -346,8 +354,8 @@ def adapter_start(keys: KeysOfFile, key: str, name: Any) -> dict[str, Any]:
     return {}
 
 
-def adapted_experts(keys: KeysOfFile) -> str | None:
-    """Returns `experts` where weights of experts have adapters; None where they have none."""
+def adapted_experts(keys: KeysOfFile, *, layers: str) -> str:
+    """Returns which layers have adapters: `layers`, or `experts` where their weights have them."""
     names = keys["lora_target_parameters"] or []
     if not isinstance(names, str | list):
         raise keys.invalid("lora_target_parameters", "names of weights")
@@ -356,8 +364,17 @@ def adapted_experts(keys: KeysOfFile) -> str | None:
     if others:
         keys.refuse("lora_target_parameters", "trials put adapters on weights of experts alone")
     if len(others) == len(names):
-        return None
+        return layers
+    if layers != "all-linear" or len(names) - len(others) < _WEIGHTS_OF_EXPERTS:
+        keys.refuse(
+            "lora_target_parameters",
+            "trials put adapters on all linear layers of the blocks and on every weight of experts",
+        )
     return "experts"
+
+
+_WEIGHTS_OF_EXPERTS = 2
+"""Into the experts, of which transformers makes one matrix, and out of them."""
 
 
 def adapter_layers(keys: KeysOfFile, key: str, names: Any) -> str:

@@ -197,7 +197,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     return {
         "adapter": "dora" if keys.flag("use_dora") else "lora",
         "adapter_rank": keys.whole_number("lora_r", least=1),
-        "adapter_targets": transformers_keys.adapted_experts(keys) or layers,
+        "adapter_targets": transformers_keys.adapted_experts(keys, layers=layers),
         "base_weights": base_weights,
     }
 

@@ -197,7 +197,12 @@ class Worker(Rounds):
         if how is not None:
             end = SearchEnd(state="queued", reason=how, is_loss=True)
             is_known = child is not None or not self._is_elsewhere(search)
-            lost = self._searches.end_lost_run(search.id, search.run, end, is_known=is_known)
+            lost = self._searches.end_lost_run(
+                search.id,
+                search.run,
+                end,
+                unrenewed_since=None if is_known else search.lease_until,
+            )
             if lost is not None:
                 _LOG.warning("search %d: %s; it is %s", search.id, how, lost.state)
                 if lost.has_ended:

@@ -920,6 +920,13 @@ RULES = (
         "or precision bf16-mixed",
     ),
     Rule(
+        ("precision", "checkpointing"),
+        lambda c, _: c["precision"] == "int8-mixed" and c["checkpointing"] in KEEPS_PRODUCTS,
+        "checkpointing {checkpointing} keeps products, and those of precision {precision} are "
+        "integers of 32 bits, twice the size of what they become",
+        "use checkpointing block or save-attention, or precision bf16-mixed",
+    ),
+    Rule(
         ("compile", "kernels"),
         lambda c, _: c["kernels"] != "none" and c["compile"] != "none",
         "with compile {compile} torch makes kernels of norms and activations itself, which keep as "

@@ -68,8 +68,8 @@ class AttemptLease(Lease):
 class RunLease(Lease):
     """The lease of a search's process, whose token is the run: how often one was started.
 
-    A worker of its machine ends it if it knows the process to be dead, and any other worker if the
-    lease has expired.
+    A worker of its machine ends it if it knows the process to be dead, and any other worker if it
+    was not renewed for as long as that worker watched (`study/workers/liveness.py`).
     """
 
     table = SEARCHES

@@ -524,16 +524,19 @@ class Searches:
         return search if search.state == "running" else None
 
     def end_lost_run(
-        self, number: int, run: int, end: SearchEnd, *, is_known: bool = True
+        self, number: int, run: int, end: SearchEnd, *, unrenewed_since: float | None = None
     ) -> QueuedSearch | None:
         """Notes how a search ended whose process did not say it, or could not be started.
 
-        Without `is_known`, that it has ended, only where its lease has expired. Returns None where
-        the process has said it, another one runs, or another worker has noted it.
+        With `unrenewed_since`, the `lease_until` that was watched, only where its lease was not
+        renewed since. Returns None where the process has said it, another one runs, or another
+        worker has noted it.
         """
         with self._writing() as connection:
             lease = RunLease(number, run)
-            is_ended = true() if is_known else not_(RunLease.unexpired)
+            is_ended = (
+                true() if unrenewed_since is None else SEARCHES.c.lease_until == unrenewed_since
+            )
             lease_until = select(SEARCHES.c.lease_until).where(lease.is_held, is_ended)
             held_until = connection.scalar(lease_until)
             if held_until is None or not lease.write(connection):

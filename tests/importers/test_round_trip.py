@@ -12,7 +12,13 @@ from autotune.importers.registry import import_files
 from autotune.spec.config import DEPENDENT_FIELDS
 from autotune.spec.model_file import model_name
 from tests.exporters.readers.imported import as_read, read
-from tests.exporters.recipes import ON_SEVERAL_DEVICES, any_recipe, recipe, recipe_on_devices
+from tests.exporters.recipes import (
+    ON_SEVERAL_DEVICES,
+    any_recipe,
+    configurations,
+    recipe,
+    recipe_on_devices,
+)
 
 RECIPES = 2 * hypothesis.settings.default.max_examples
 PART_OF_ADAPTER = (*DEPENDENT_FIELDS["adapter"], "base_weights", "precision")
@@ -40,7 +46,8 @@ def not_read_back(trainer, asked):
 def recipes():
     chance = random.Random("recipes")
     shared_out = [recipe_on_devices(case) for case in ON_SEVERAL_DEVICES]
-    return [*shared_out, *(any_recipe(chance.choice) for _ in range(RECIPES))]
+    of_each_value = [recipe(config) for config in configurations().values()]
+    return [*shared_out, *of_each_value, *(any_recipe(chance.choice) for _ in range(RECIPES))]
 
 
 @pytest.mark.parametrize("trainer", DIALECTS)

@@ -406,7 +406,6 @@ def test_axolotl_quantizes_experts_with_the_layers(keys, base_weights, tmp_path)
     ("names", "targets"),
     [
         (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "experts"),
-        ("mlp.experts.down_proj", "experts"),
         (["mlp.gate.weight"], "all-linear"),
         ([], "all-linear"),
     ],
@@ -420,6 +419,22 @@ def test_names_of_weights_of_experts_say_that_these_have_adapters(
     assert found.config["adapter_targets"] == targets
     noted = any(one.key == "lora_target_parameters" for one in found.not_taken)
     assert noted == (names == ["mlp.gate.weight"])
+
+
+@pytest.mark.parametrize("trainer", ["axolotl", "trl"])
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [("all-linear", ["experts.down_proj"]), (["q_proj", "v_proj"], ["experts.gate_up_proj"])],
+    ids=["one weight", "some layers"],
+)
+def test_adapters_on_a_part_of_the_experts_or_layers_are_noted(trainer, layers, names, tmp_path):
+    said = dict(ADAPTERS[trainer], lora_dropout=0.0, lora_target_parameters=names)
+    if layers != "all-linear":
+        said |= {"lora_target_linear": False} if trainer == "axolotl" else {}
+        said["lora_target_modules"] = layers
+    found = _import(trainer, tmp_path, **said)
+    assert found.config["adapter_targets"] == "experts"
+    assert any(one.key == "lora_target_parameters" for one in found.not_taken)
 
 
 # -- beside adapters -------------------------------------------------------------------------------
@@ -538,6 +553,15 @@ def test_the_mode_of_torch_compile_is_taken_over(trainer, mode, tmp_path):
     )
     assert (found.config["compile"], found.config["compile_mode"]) == ("model", mode)
     assert "torch_compile_mode" not in {one.key for one in found.not_taken}
+
+
+@pytest.mark.parametrize("trainer", ["axolotl", "trl", "llamafactory", "transformers"])
+@pytest.mark.parametrize("key", ["torch_compile_mode", "torch_compile_backend"])
+def test_a_mode_or_a_backend_alone_compiles_where_the_trainer_does(trainer, key, tmp_path):
+    """TrainingArguments turns compilation on by itself; axolotl passes both on where it is on."""
+    said = {"torch_compile_mode": "max-autotune", "torch_compile_backend": "inductor"}
+    found = _import(trainer, tmp_path, gradient_accumulation_steps=1, **{key: said[key]})
+    assert found.config["compile"] == ("none" if trainer == "axolotl" else "model")
 
 
 def test_cuda_graphs_of_an_accumulating_training_are_left_out_with_the_reason(tmp_path):

@@ -54,6 +54,7 @@ BREAKING = (
     {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
     {"precision": "tf32", "attention": "flash"},
     {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
+    {"precision": "int8-mixed", "checkpointing": "selective"},
     {"kernels": "liger", "compile": "block"},
     {"kernels": "liger", "devices": 2, "tensor_parallel": 2},
     {"precision": "fp8", "adapter": "lora"},

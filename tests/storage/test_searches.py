@@ -390,14 +390,16 @@ def test_a_search_whose_process_is_lost_is_first_in_the_queue_again(queue, datab
     assert (again.id, again.run) == (search.id, 2)
 
 
-def test_only_a_process_whose_lease_has_expired_is_ended_from_elsewhere(queue, database):
+def test_only_a_process_whose_lease_was_not_renewed_is_ended_from_elsewhere(queue, database):
     submit(queue)
     search = claim(queue)
     end = SearchEnd(state="queued", reason="no sign of life", is_loss=True)
-    assert queue.end_lost_run(search.id, search.run, end, is_known=False) is None
-    changed(database, search.id, lease_until=0.0)
-    assert queue.end_lost_run(search.id, search.run, end, is_known=False).state == "queued"
-    assert queue.end_lost_run(search.id, search.run, end, is_known=False) is None
+    watched = search.lease_until
+    changed(database, search.id, lease_until=watched + 2.0)
+    assert queue.end_lost_run(search.id, search.run, end, unrenewed_since=watched) is None
+    lost = queue.end_lost_run(search.id, search.run, end, unrenewed_since=watched + 2.0)
+    assert lost.state == "queued"
+    assert queue.end_lost_run(search.id, search.run, end, unrenewed_since=watched + 2.0) is None
 
 
 def test_a_search_that_is_lost_too_often_fails_with_the_reason(queue, database):

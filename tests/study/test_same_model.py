@@ -167,6 +167,16 @@ def test_a_study_goes_on_only_with_the_versions_of_what_computes_in_it(
         check_same_device(stored, device)
 
 
+def test_a_study_on_a_gpu_goes_on_only_with_the_same_settings_of_the_allocator():
+    stored = definition()
+    device = replace(stored.device, device="cuda:0")
+    stored = replace(stored, device=device)
+    check_same_device(stored, device)
+    other = replace(device, versions={**device.versions, "allocator": "max_split_size_mb:128"})
+    with pytest.raises(StudyMismatch, match="PYTORCH_ALLOC_CONF: none, here is max_split"):
+        check_same_device(stored, other)
+
+
 def test_a_package_that_no_trial_uses_may_change_and_one_that_is_not_known_is_not_missed():
     versions = {"torch": "1.0", "peft": "1.0"}
     stored = definition()

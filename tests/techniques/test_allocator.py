@@ -78,3 +78,9 @@ def test_the_older_name_comes_first_as_in_torch(settings):
 def test_a_trial_is_started_with_the_settings_of_the_user(settings):
     settings(**{BEFORE: OWN})
     assert client._environment_of_trials("mark")[BEFORE] == OWN
+
+
+def test_another_backend_that_nothing_counts_is_left_out(settings):
+    settings(**{TODAY: f"backend:cudaMallocAsync,{OWN}"})
+    set_allocator("expandable")
+    assert os.environ[TODAY] == f"{OWN},expandable_segments:True"

@@ -16,7 +16,7 @@ from autotune.memory.context import NvmlContext, in_use_bytes, touch
 from autotune.memory.nvml import NvmlDevice, driver_version, find_device, open_device
 from autotune.shipped.device_name import device_name
 from autotune.spec.result import DeviceInfo
-from autotune.system.allocator_settings import own_settings
+from autotune.system.allocator_settings import kept_settings
 from autotune.units import format_size
 
 _IDLE_CUDA_BYTES = 1024**3
@@ -107,7 +107,7 @@ def _cuda_info(index: int) -> DeviceInfo:
     versions = {**_versions(), "cuda": str(torch.version.cuda)}
     if driver:
         versions["driver"] = driver
-    if settings := own_settings():
+    if settings := kept_settings():
         versions["allocator"] = settings
     info = DeviceInfo(
         device=name,

@@ -112,6 +112,10 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
     for package in _packages_of(stored) & stored.device.versions.keys():
         known[package] = stored.device.versions[package]
         found[package] = device.versions.get(package, "none")
+    if device.type == "cuda":
+        settings = "settings of PYTORCH_ALLOC_CONF:"
+        known[settings] = stored.device.versions.get("allocator", "none")
+        found[settings] = device.versions.get("allocator", "none")
     packages = stored.workload.packages or {}
     known.update(packages)
     for package in packages:
