@@ -34,6 +34,8 @@ Precision = Literal[
     "fp16-true",
     "as-is",
 ]
+_PRECISIONS_OF_SCRIPTS = ("fp64", "fp16-true", "as-is")
+_SEARCHED_PRECISIONS = [name for name in get_args(Precision) if name not in _PRECISIONS_OF_SCRIPTS]
 Checkpointing = Literal[
     "none",
     "attention",
@@ -89,9 +91,10 @@ class TrainingConfig(Built):
     precision: Annotated[
         Precision,
         Technique(
-            help="Number formats of weights and computation.",
+            help=f"Number formats of weights and computation: {', '.join(_SEARCHED_PRECISIONS)}.",
+            metavar="NAME",
             is_chosen_first=True,
-            of_scripts=("fp64", "fp16-true", "as-is"),
+            of_scripts=_PRECISIONS_OF_SCRIPTS,
             packages={"fp8": "torchao"},
         ),
     ] = "fp32"
