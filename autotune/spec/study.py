@@ -125,7 +125,7 @@ def check_study_name(name: str) -> None:
     )
     if not allowed or not name or not name.isascii() or name[0] in ".-" or len(name) > 100:
         raise InvalidInput(
-            f"{name!r} cannot be a study's name",
+            f"{name!r:.80} cannot be a study's name",
             hint="use up to 100 letters, digits, '.', '_' and '-', "
             "beginning with a letter, a digit or '_'",
         )

@@ -239,7 +239,7 @@ def check_token_name(name: str) -> None:
     allowed = all(character.isalnum() or character in "._@+-" for character in name)
     if not name or not allowed or not name.isascii() or len(name) > _LONGEST_NAME:
         raise InvalidInput(
-            f"{name!r} cannot be a token's name",
+            f"{name!r:.80} cannot be a token's name",
             hint=f"use up to {_LONGEST_NAME} letters, digits, '.', '_', '@', '+' and '-'",
         )
     if name.lower() == OWNER:

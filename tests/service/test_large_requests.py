@@ -1,5 +1,6 @@
 """What a stranger sends is kept only in small amounts, however much it is and wherever it is."""
 
+import json
 import socket
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from autotune.service.connections import (
     MOST_PIPELINED,
     MOST_STRANGERS,
 )
+from autotune.service.submissions import ACCEPTED
 from tests.building.listening_service import listening_service
 from tests.building.queued_searches import TOKEN
 from tests.building.service import STAND_IN
@@ -141,12 +143,23 @@ def test_what_follows_a_body_is_no_header(server):
 
 
 def test_a_body_of_many_pieces_is_read_whole(server):
+    answer = answer_to_submission(server, dataset="a" * 500_000)
+    assert b"500000 characters" in answer
+
+
+def test_no_answer_repeats_a_long_value_whole(server):
+    for name in ACCEPTED:
+        answer = answer_to_submission(server, **{name: "a" * 100_000})
+        assert len(answer) < 2000, name
+
+
+def answer_to_submission(server, **settings):
     begin = b"POST /api/v1/searches HTTP/1.1\r\n" + server.host + b"Connection: close\r\n"
     begin += f"Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
-    body = b'{"name": "' + b"a" * 500_000 + b'"}'
+    body = json.dumps(settings).encode()
     answer = answer_to(server, begin + b"Content-Length: %d\r\n\r\n" % len(body), body)
     assert answer.startswith(b"HTTP/1.1 422 ")
-    assert b"500000 characters" in answer
+    return answer
 
 
 @pytest.mark.parametrize(("number", "is_answered"), [(MOST_PIPELINED, True), (5000, False)])

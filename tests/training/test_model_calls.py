@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autotune.shipped.blocks import find_blocks
-from autotune.spec.config import CHOICES, OF_SCRIPTS
+from autotune.spec.config import CHOICES
 from autotune.spec.workload import make_workload
 from autotune.training.script.run import ScriptEnd
 from autotune.training.script.trainer import _Examination
@@ -15,7 +15,7 @@ from autotune.training.speed import NothingCompiled, TimedStep, measured_speed
 TOKENS = torch.arange(32).view(4, 8) % 16
 SEARCHED = {name: list(CHOICES[name]) for name in ("precision", "checkpointing", "compile")}
 SEARCHED["activation_offload"] = list(CHOICES["activation_offload"])
-OF_NO_SCRIPT = {"fp16-mixed", "fp8", "bf16-stochastic", *OF_SCRIPTS["precision"]}
+OF_NO_SCRIPT = set(CHOICES["precision"]) - {"fp32", "tf32", "bf16-mixed", "bf16-true"}
 
 
 class Block(nn.Module):
