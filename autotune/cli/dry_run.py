@@ -63,7 +63,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     if line := time_budget_line(plan["default_time_budget_seconds"], for_trials=seconds):
         _say(f"Time      {line}")
     elif seconds is not None:
-        _say(f"Time      no trial begins after {format_duration(seconds)}")
+        _say(f"Time      trials begin for at most {format_duration(seconds)}")
 
 
 def _predicted(entry: Mapping[str, Any]) -> str:

@@ -80,7 +80,7 @@ def time_budget_line(seconds: float | None, *, for_trials: float | None) -> str:
     """
     if seconds is None or for_trials is None:
         return ""
-    line = f"no trial begins after {format_duration(for_trials)}"
+    line = f"trials begin for at most {format_duration(for_trials)}"
     if for_trials < seconds:
         line += (
             f", which leaves {format_duration(seconds - for_trials)} of {format_duration(seconds)} "

@@ -115,5 +115,5 @@ def test_a_display_says_when_the_search_ends_and_how_to_lift_it(display):
     opened = StudyOpened(study="new", lines=tuple(lines), trials_wanted=30)
     with display(Progress(preferences=Preferences()), console) as shown:
         shown(opened)
-    assert "no trial begins after 6 m 30 s, which leaves 3 m 30 s of 10 m" in written.getvalue()
+    assert "trials begin for at most 6 m 30 s, which leaves 3 m 30 s of 10 m" in written.getvalue()
     assert "--time-budget none" in written.getvalue()

@@ -36,4 +36,6 @@ def test_a_measurement_of_a_confirmation_is_a_line():
 
 def test_a_time_budget_without_a_confirmation_is_for_trials_alone():
     assert time_budget_line(None, for_trials=None) == ""
-    assert time_budget_line(600.0, for_trials=600.0).startswith("no trial begins after 10 m 00 s; ")
+    assert time_budget_line(600.0, for_trials=600.0).startswith(
+        "trials begin for at most 10 m 00 s; "
+    )

@@ -302,12 +302,12 @@ def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
             [
                 r"Confirm   the finalists are measured again, in at most 5 % of .* \([0-9. ]+s\), ",
                 r"without each of its techniques, in at most 15 % \([0-9. ]+s\); --no-confirm",
-                r"no trial begins after 8 m 00 s, which leaves 2 m 00 s of 10 m 00 s",
+                r"trials begin for at most 8 m 00 s, which leaves 2 m 00 s of 10 m 00 s",
             ],
         ),
-        (["--time-budget", "20m"], ["in at most 20 %", "no trial begins after 13 m 00 s\n"]),
+        (["--time-budget", "20m"], ["in at most 20 %", "trials begin for at most 13 m 00 s\n"]),
         (["--time-budget", "none"], ["in at most 20 %"]),
-        (["--no-confirm"], ["Confirm   nothing", "no trial begins after 10 m 00 s;"]),
+        (["--no-confirm"], ["Confirm   nothing", "trials begin for at most 10 m 00 s;"]),
     ],
     ids=["another share", "a time budget", "no limit", "no confirmation"],
 )

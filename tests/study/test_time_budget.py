@@ -16,15 +16,15 @@ def budget(seconds, *, set_up_for=0.0, seconds_waited=0.0, **options):
     )
 
 
-def test_set_up_counts_for_it():
-    made = budget(600.0, set_up_for=30.0)
-    assert made.seconds_for_trials == pytest.approx(390.0 - 30.0, abs=1.0)
-    assert made.ends - time.monotonic() == pytest.approx(570.0, abs=1.0)
+def test_trials_and_confirmation_share_out_what_set_up_leaves():
+    made = budget(600.0, set_up_for=300.0)
+    assert made.seconds_for_trials == pytest.approx(0.65 * 300.0, abs=1.0)
+    assert made.ends - time.monotonic() == pytest.approx(300.0, abs=1.0)
 
 
 def test_waiting_for_a_device_that_another_process_uses_does_not_count():
     made = budget(600.0, set_up_for=130.0, seconds_waited=100.0)
-    assert made.seconds_for_trials == pytest.approx(390.0 - 30.0, abs=1.0)
+    assert made.seconds_for_trials == pytest.approx(0.65 * 570.0, abs=1.0)
 
 
 def test_set_up_that_takes_a_tenth_of_it_is_said():

@@ -101,7 +101,7 @@ def _time(plan: Mapping[str, Any]) -> str:
     if budget is not None:
         parts.append(f"it ends after {format_duration(budget)}, as nothing else is set")
     elif plan["seconds_for_trials"] is not None:
-        parts.append(f"no trial begins after {format_duration(plan['seconds_for_trials'])}")
+        parts.append(f"trials begin for at most {format_duration(plan['seconds_for_trials'])}")
     if not parts:
         parts.append("not known before the first trials have run; there is no time limit")
     return "; ".join(parts)

@@ -26,12 +26,14 @@ class TimeBudget:
     def of(cls, request: SearchRequest, *, began: float, seconds_waited: float) -> "TimeBudget":
         """Returns the budget of a search whose command began at `began`, and which is set up now.
 
-        The `seconds_waited` for a device that another process used do not count.
+        The `seconds_waited` for a device that another process used do not count. Trials and their
+        confirmation share out what set-up has left.
         """
         whole, for_trials = request.time_budget, request.seconds_for_trials
         if whole is None or for_trials is None:
             return cls()
         setup = time.monotonic() - began - seconds_waited
+        ends = began + seconds_waited + whole
         note = ""
         if setup > _NOTABLE * whole:
             note = (
@@ -39,8 +41,8 @@ class TimeBudget:
                 f"{format_duration(whole)}; autotune search --name continues a study"
             )
         return cls(
-            trials_until=began + seconds_waited + for_trials,
-            ends=began + seconds_waited + whole,
+            trials_until=ends - max(0.0, whole - setup) * (1.0 - for_trials / whole),
+            ends=ends,
             setup_note=note,
         )
 
