@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from autotune.spec.config import (
     FIELD_ORDER,
     RULES,
     LegalityContext,
-    Rule,
     TrainingConfig,
     baseline_of,
     check_value,
@@ -167,6 +166,10 @@ class _Next:
     """The number of legal configurations with that beginning."""
 
 
+_Broken = tuple[tuple[str, ...], Collection[tuple[Any, ...]]]
+"""The fields of a rule, and all values of them that break it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LegalSpace:
     """A search space bound to a workload and a device: only legal configurations are left.
@@ -282,7 +285,7 @@ class LegalSpace:
             found = {}
             for value in self.values[field]:
                 chosen[field] = value
-                if self._constraints[field].allow(chosen, self.at):
+                if self._constraints[field].allow(chosen):
                     kinds = tuple(kinds[chosen[name]] for name, kinds in kinds_after.items())
                     following = _Beginning(number + 1, kinds)
                     if completions := self._completions(following):
@@ -317,16 +320,15 @@ class LegalSpace:
             kinds_after.append(kinds)
         return kinds_after
 
-    def _effects(self, field: str, value: Any) -> list[tuple[int, bool]]:
+    def _effects(self, field: str, value: Any) -> list[tuple[int, Any]]:
         """Returns all that rules and conditions read in a value, each with its last field."""
-        effects = []
-        for rule in RULES:
-            if field in rule.fields:
-                last = max(map(FIELD_ORDER.index, rule.fields))
-                others = [name for name in rule.fields if name != field]
-                for chosen in itertools.product(*(self.values[name] for name in others)):
-                    values = {**dict(zip(others, chosen, strict=True)), field: value}
-                    effects.append((last, rule.broken(values, self.at)))
+        effects: list[tuple[int, Any]] = []
+        for fields, broken in self._broken:
+            if field in fields:
+                at = fields.index(field)
+                with_it = (values for values in broken if values[at] == value)
+                others = frozenset((*values[:at], *values[at + 1 :]) for values in with_it)
+                effects.append((max(map(FIELD_ORDER.index, fields)), others))
         for condition in self.conditions:
             last = max(map(FIELD_ORDER.index, (*condition.when, *condition.then)))
             for part in (condition.when, condition.then):
@@ -335,14 +337,29 @@ class LegalSpace:
         return effects
 
     @cached_property
+    def _broken(self) -> Sequence[_Broken]:
+        """The fields of each rule that some of their values break, and which values do."""
+        found = []
+        for rule in RULES:
+            together = itertools.product(*(self.values[name] for name in rule.fields))
+            broken = {
+                values
+                for values in together
+                if rule.broken(dict(zip(rule.fields, values, strict=True)), self.at)
+            }
+            if broken:
+                found.append((rule.fields, broken))
+        return found
+
+    @cached_property
     def _constraints(self) -> "dict[str, _Constraints]":
         """For each field, what to check when its value has been chosen.
 
         A rule is checked at the last of its fields, a condition at each of them.
         """
         constraints = {field: _Constraints() for field in FIELD_ORDER}
-        for rule in RULES:
-            constraints[max(rule.fields, key=FIELD_ORDER.index)].rules.append(rule)
+        for fields, broken in self._broken:
+            constraints[max(fields, key=FIELD_ORDER.index)].rules.append((fields, broken))
         for condition in self.conditions:
             for field in {*condition.when, *condition.then}:
                 constraints[field].conditions.append(condition)
@@ -356,13 +373,14 @@ _NO_FIELDS = _Beginning(0, ())
 class _Constraints:
     """The rules and conditions that the value of one field decides."""
 
-    rules: list[Rule] = dataclasses.field(default_factory=list)
+    rules: list[_Broken] = dataclasses.field(default_factory=list)
     conditions: list[Condition] = dataclasses.field(default_factory=list)
 
-    def allow(self, chosen: Mapping[str, Any], at: LegalityContext) -> bool:
-        return not any(rule.broken(chosen, at) for rule in self.rules) and all(
-            condition.allows(chosen) for condition in self.conditions
-        )
+    def allow(self, chosen: Mapping[str, Any]) -> bool:
+        for fields, broken in self.rules:
+            if tuple([chosen[name] for name in fields]) in broken:
+                return False
+        return all(condition.allows(chosen) for condition in self.conditions)
 
 
 def check_space(space: SearchSpace) -> None:
