@@ -97,8 +97,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
             hint="save a copy with one number",
         )
     accumulation = keys.whole_number("trainer.accumulate_grad_batches", least=1) or 1
-    batch = _first(data, BATCHES)
-    if not isinstance(batch, int) or batch < 1:
+    batch = _size_of(keys, data, BATCHES, option="global_batch")
+    if batch is None:
         batch = _batch_by_option(keys, accumulation, devices)
     config: dict[str, Any] = {
         "precision": _precision(keys, callback),
@@ -110,10 +110,9 @@ def read(keys: KeysOfFile) -> ImportedTraining:
             if name in callback
         },
     }
-    length = _first(data, _LENGTHS)
     workload: dict[str, Any] = {
         "global_batch": batch * accumulation * devices,
-        "sequence_length": length if isinstance(length, int) and length > 0 else None,
+        "sequence_length": _size_of(keys, data, _LENGTHS, option="sequence_length"),
         "gradient_clipping": _clipping(keys, callback),
         "seed": _seed(keys),
     }
@@ -129,8 +128,25 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     return finished(keys, workload=workload, config=config, plan=_plan(keys))
 
 
-def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
+def _size_of(
+    keys: KeysOfFile, data: Mapping[str, Any], names: tuple[str, ...], *, option: str
+) -> int | None:
+    """Returns the size by the first of `names` that the arguments of data have; None without one.
+
+    What is none is left to the option, if that is given. Raises InvalidInput if it is not.
+    """
+    name = next((name for name in names if data.get(name) is not None), None)
+    if name is None:
+        return None
+    value = data[name]
+    if type(value) is int and value >= 1:
+        return value
+    if keys.options.get(option) is not None:
+        return None
+    raise InvalidInput(
+        f"{keys.file} has {name}: {value!r:.60} among the arguments of data",
+        hint=f"give {name} as a whole number from 1 up",
+    )
 
 
 def _arguments(keys: KeysOfFile, key: str) -> Mapping[str, Any]:
@@ -175,7 +191,10 @@ def _stated_devices(keys: KeysOfFile) -> int | None:
     if isinstance(devices, str) and not devices.lstrip("-").isdigit():
         if devices == "auto":
             return None
-        return len([part for part in devices.split(",") if part.strip()]) * nodes
+        numbers = [part.strip() for part in devices.split(",") if part.strip()]
+        if not numbers or not all(map(str.isdigit, numbers)):
+            raise keys.invalid("trainer.devices", "a number, a list of numbers, or auto")
+        return len(numbers) * nodes
     if devices in (-1, "-1"):
         return None
     return (keys.whole_number("trainer.devices", least=1) or 1) * nodes

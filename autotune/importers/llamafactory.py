@@ -194,6 +194,8 @@ def _folder(keys: KeysOfFile) -> Path:
 
 def _dataset_info(keys: KeysOfFile) -> Mapping[str, Any]:
     """Returns {name of a dataset: where it is} of the file beside, if there is one."""
+    if keys.is_alone:
+        return {}
     file = _folder(keys) / _INFO
     return read_trainer_file(file) if path_exists(str(file)) else {}
 

@@ -37,7 +37,7 @@ from autotune.shipped.dataset_files import READERS
 from autotune.spec.checked import checked_beside
 from autotune.spec.full_disk import LEAST_FREE_BYTES
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
-from autotune.spec.model_file import FILE_NAME, is_hub_name
+from autotune.spec.model_file import FILE_NAME, check_sizes, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
 from autotune.spec.model_size import check_weights_fit, free_disk_bytes
 from autotune.spec.search_space import SearchSpace
@@ -480,7 +480,12 @@ def _check_model_folder(settings: Mapping[str, Any], rules: SubmissionRules) -> 
 
 
 def _check_config(config: Any) -> None:
-    """Raise NotAllowed for the config.json of a model that comes with its own code."""
+    """Raise NotAllowed for the config.json of a model that comes with its own code.
+
+    Raises InvalidInput for sizes that are none.
+    """
+    if isinstance(config, Mapping):
+        check_sizes(config, source=f"the model's {FILE_NAME}")
     if isinstance(config, Mapping) and _has_key(config, "auto_map"):
         raise NotAllowed(
             "the config has an auto_map: its model comes with code, which the service does not run",

@@ -47,6 +47,15 @@ TEXT_PART = "text_config"
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 """Patterns of weight files, the preferred one first."""
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+_WIDTH_KEYS = ("intermediate_size", "moe_intermediate_size", "head_dim", "n_inner")
+_KEY_VALUE_HEADS = "num_key_value_heads"
+_AT_LEAST_ONE = frozenset(
+    (*(key for keys in _KEYS.values() for key in keys), *_POSITION_KEYS, *_WIDTH_KEYS)
+) | {_KEY_VALUE_HEADS}
+_COUNTS = re.compile(
+    r"(?:num|n)_\w+|(?:\w+_)?(?:size|dim|heads|layers|experts|rank|width|positions)"
+)
+"""Keys of other sizes, of which there may be none: `n_shared_experts`, `q_lora_rank`."""
 
 
 def read_model_config(path: str) -> dict[str, Any]:
@@ -68,7 +77,7 @@ def parse_model_config(text: bytes, *, source: str) -> dict[str, Any]:
             f"{source} does not say which model it describes",
             hint='it must have a "model_type", such as "llama", or "gpt2" for GPT2LMHeadModel',
         )
-    known_sizes(content)
+    check_sizes(content, source=source)
     return content
 
 
@@ -247,6 +256,55 @@ def check_finite(content: Any) -> None:
             )
 
 
+def check_sizes(content: Mapping[str, Any], *, source: str) -> None:
+    """Raise InvalidInput for a size in a config, or in its text part, that is none.
+
+    Beside a whole number it may be null, which leaves it to the class, or a list with one for each
+    layer. `source` is how the message names the config.
+    """
+    for key, value in (*content.items(), *_text_part(content).items()):
+        if key in _AT_LEAST_ONE:
+            given = value if isinstance(value, list) and value else [value]
+            if not all(one is None or _is_size(one) for one in given):
+                raise _no_size(key, value, source=source)
+            continue
+        is_other = value in (None, "auto") or isinstance(value, bool | list)
+        if not is_other and _COUNTS.fullmatch(str(key)) and not _is_whole(value, least=0):
+            raise _no_size(key, value, source=source, least=0)
+
+
+def check_complete(content: Mapping[str, Any], *, source: str, has_heads: bool) -> None:
+    """Raise InvalidInput for a config without the sizes of a language model, each as one number.
+
+    The number of heads may only be missing in one that has none, as a state-space model.
+    """
+    for field, keys in _KEYS.items():
+        values = [
+            (key, part[key])
+            for part in (content, _text_part(content))
+            for key in keys
+            if key in part
+        ]
+        value = next((value for _, value in values if value is not None), None)
+        if _is_size(value):
+            continue
+        if field == "heads" and (isinstance(value, list) or not (values or has_heads)):
+            continue
+        if values:
+            raise _no_size(*values[0], source=source)
+        raise InvalidInput(
+            f"{source} has no {keys[0]}",
+            hint=f"give {keys[0]} as a whole number from 1 up, next to model_type",
+        )
+
+
+def _no_size(key: str, value: object, *, source: str, least: int = 1) -> InvalidInput:
+    return InvalidInput(
+        f"{source} has {key:.60} = {json.dumps(value, default=str):.60}, which is not a size",
+        hint=f"give {key:.60} as a whole number from {least} up, next to model_type",
+    )
+
+
 def _size(content: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     """Returns the value of the first of `keys` that is specified, here or in the text part."""
     for part in (content, _text_part(content)):
@@ -257,16 +315,17 @@ def _size(content: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
             if isinstance(value, list) and all(map(_is_size, value)):
                 return None  # one for each layer
             if not _is_size(value):
-                raise InvalidInput(
-                    f"the model's {FILE_NAME} has {key} = {value!r}, which is not a size",
-                    hint=f"give {key} as a whole number, next to model_type",
-                )
+                raise _no_size(key, value, source=f"the model's {FILE_NAME}")
             return int(value)
     return None
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value >= 1
+    return _is_whole(value, least=1)
+
+
+def _is_whole(value: object, *, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 def _text_part(content: Mapping[str, Any]) -> Mapping[str, Any]:

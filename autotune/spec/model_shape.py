@@ -39,6 +39,8 @@ _OF_EXPERTS = {
     "olmoe": ("num_experts", "intermediate_size"),
 }
 """{kind whose feed-forward parts are experts with gates: the keys of their number and width}."""
+KINDS = _GATED | _PLAIN | _OF_EXPERTS.keys()
+"""The `model_type` of models whose shape is known here, all with attention in every block."""
 _OWN_HEAD_DIM = frozenset(
     ("qwen3", "gemma", "gemma2", "gemma3_text", "seed_oss", "gpt_oss", "qwen3_moe")
 )
@@ -97,7 +99,7 @@ def shape_of(workload: Workload) -> ModelShape | None:
     else:
         return None
     kind = config.get("model_type")
-    if kind not in _GATED | _PLAIN | _OF_EXPERTS.keys():
+    if kind not in KINDS:
         return None
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         return None

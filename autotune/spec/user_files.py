@@ -33,6 +33,9 @@ _LONG_KEY = re.compile(
     rf"(?<![A-Za-z0-9_\\-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MOST_KEY_PARTS},}}+"
 )
 
+_KEY_OF_CONSTANT = re.compile(r'"([^"\n]{1,80})"\s*+:\s*+\[?\s*+(?:NaN|-?Infinity)')
+"""The key of the first value that Python's reader takes for a number and JSON does not have."""
+
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -141,8 +144,10 @@ def parse_json(content: bytes, *, source: str, hint: str = "") -> Any:
     try:
         return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
+        key = _KEY_OF_CONSTANT.search(text)
+        where = f", as {key[1]} is" if key and "is not a JSON number" in str(error) else ""
         raise InvalidInput(
-            f"{source} is not valid JSON: {_reason(error)}",
+            f"{source} is not valid JSON: {_reason(error)}{where}",
             hint=hint or "correct the file at this position",
         ) from None
 

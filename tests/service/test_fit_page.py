@@ -1,16 +1,19 @@
 """The page and the route that say whether a pasted training fits: texts, progress, one click."""
 
 import asyncio
+import html
 import json
 import re
 import sys
 import time
+from pathlib import Path
 from urllib.parse import quote_plus
 
 import pytest
 
 from autotune.errors import InvalidInput, NotAllowed
-from autotune.importers.registry import import_text
+from autotune.importers.keys_of_file import KeysOfFile
+from autotune.importers.registry import TRAINERS, import_text
 from autotune.service.pages.fit_text import fit_text
 from autotune.service.quick import FAILURE_KEPT_SECONDS, QuickAnswers
 from autotune.service.quick_process import _ANSWERS
@@ -21,6 +24,7 @@ from autotune.study.prediction.pasted import (
     ways_to_train,
 )
 from tests.building.service import BEARER, serving, write_example
+from tests.importers.examples import contents, text_of, toml_of
 
 CONFIG = json.dumps(
     {
@@ -119,6 +123,105 @@ def test_a_question_that_is_none_is_a_sentence_on_the_page(get, given, said):
     [shown] = re.findall(r'id="problem">(.*)</p>', answer.text)
     assert answer.status_code == 422
     assert said in shown
+
+
+NO_SIZES = (None, [1], [], {"of": 1}, "many", "", True, 0, -1, 1.5, float("nan"), float("inf"))
+MISSING = object()
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+OF_A_SHAPE = ("intermediate_size", "num_key_value_heads", "max_position_embeddings", "head_dim")
+MAY_BE_LISTS = {"num_attention_heads": [1], **{key: [1] for key in OF_A_SHAPE}}
+"""Keys of which a config.json may have one for each layer."""
+
+
+def with_size(key, value):
+    content = {name: one for name, one in json.loads(CONFIG).items() if name != key}
+    return json.dumps(content if value is MISSING else {**content, key: value})
+
+
+def wrong_sizes():
+    for key in (*REQUIRED, *OF_A_SHAPE):
+        for value in NO_SIZES:
+            may_be_null = value is None and key in OF_A_SHAPE
+            if not may_be_null and not (value == [1] and key in MAY_BE_LISTS):
+                yield pytest.param(key, value, id=f"{key} {value}")
+    yield from (pytest.param(key, MISSING, id=f"no {key}") for key in REQUIRED)
+
+
+def test_a_state_space_model_has_no_heads():
+    content = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 256}
+    assert PastedTraining(text=json.dumps(content)).read.settings["model_config"] == content
+
+
+@pytest.mark.parametrize(("key", "value"), list(wrong_sizes()))
+def test_a_size_of_a_config_that_is_none_is_one_sentence(key, value):
+    for place in ("text", "model_text"):
+        given = {"text": TRL, place: with_size(key, value)}
+        with pytest.raises(InvalidInput, match=key) as error:
+            _ = PastedTraining(**given).read
+        if value is not MISSING:
+            assert json.dumps(value).strip('-"') in error.value.message
+
+
+@pytest.mark.parametrize("name", ["ffn_dim", "num_local_experts", "q_lora_rank", "state_size"])
+def test_a_size_that_only_transformers_reads_is_none_of_another_type(name):
+    for value in ("many", -1, 1.5, {}):
+        with pytest.raises(InvalidInput, match=name):
+            _ = PastedTraining(text=with_size(name, value)).read
+    for value in (None, 8, [8, 8]):
+        assert PastedTraining(text=with_size(name, value)).read.settings["model_config"]
+
+
+@pytest.mark.parametrize("path", ["/fit", "/fit/parts/least", "/api/v1/will-it-fit/peak"])
+def test_what_is_wrong_in_a_text_is_said_at_once(get, path):
+    answer = get(path, text=with_size("hidden_size", None))
+    assert "hidden_size = null, which is not a size" in html.unescape(answer.text)
+    assert answer.status_code == (200 if "parts" in path else 422)
+    assert html.unescape(answer.text).count("hidden_size = ") == 1
+
+
+def numbers_of(trainer, content):
+    """Yield the keys that are read of a file and whose value, or default, is a whole number."""
+    found = TRAINERS[trainer]
+    keys = KeysOfFile(content, found.table, file=Path("file"), options=BESIDE, is_alone=True)
+    try:
+        found.read(keys)
+    except InvalidInput:  # it names another file
+        return
+    for key, default in found.table.defaults.items():
+        of_file = content
+        for name in key.split("."):
+            of_file = of_file.get(name, default) if isinstance(of_file, dict) else default
+        if type(of_file) is int and key in keys.asked - NO_SIZES_OF_TRAINERS:
+            yield key
+
+
+BESIDE = {"model": "owner/own", "model_config": json.loads(CONFIG)}
+NO_SIZES_OF_TRAINERS = {"seed_everything", "pissa_iter"}
+"""Keys with a number of which nothing is made, or only where another key turns it on."""
+
+
+def with_key(content, key, value):
+    first, _, rest = key.partition(".")
+    return {**content, first: with_key(content.get(first, {}), rest, value) if rest else value}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_size_of_a_trainer_that_is_none_is_one_sentence(trainer):
+    suffix = TRAINERS[trainer].suffixes[0]
+    checked = 0
+    for content in contents(trainer):
+        for key in numbers_of(trainer, content):
+            for value in ([1], {"of": 1}, "many", -2, float("nan")):
+                wrong = with_key(content, key, value)
+                if key == "trainer.devices" and value == [1]:
+                    continue  # one device, by its number
+                if suffix == ".toml" and value != value:
+                    continue  # which the writer of the test cannot write
+                text = toml_of(wrong) if suffix == ".toml" else text_of(wrong, suffix)
+                with pytest.raises(InvalidInput, match=key.rpartition(".")[2]):
+                    import_text(text, BESIDE)
+                checked += 1
+    assert checked
 
 
 def test_no_model_of_a_folder_for_data_is_read(tmp_path):
@@ -249,4 +352,4 @@ def test_every_part_of_an_answer_can_be_shown():
 def test_an_empty_text_is_a_sentence(get, text):
     answer = get("/api/v1/will-it-fit/least", text=text)
     assert (answer.status_code, answer.json()["detail"]) == (422, "text is empty")
-    assert "text is empty" in get("/fit/parts/least", text=text).text
+    assert "Text is empty" in get("/fit/parts/least", text=text).text

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from sqlalchemy import insert, update
 
-from autotune.service.pages.form import FIELDS
+from autotune.service.pages.field_names import FIELDS
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
 from autotune.storage.identity import find_work_folder

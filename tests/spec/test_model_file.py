@@ -77,7 +77,7 @@ def test_sizes_are_found_under_the_names_of_each_family(content):
         ("{}", "does not say which model"),
         ('{"model_type": "../llama"}', "does not say which model"),
         ('{"model_type": 3}', "does not say which model"),
-        (json.dumps({**LLAMA, "hidden_size": "48"}), "hidden_size = '48'"),
+        (json.dumps({**LLAMA, "hidden_size": "48"}), 'hidden_size = "48"'),
         (json.dumps({**LLAMA, "vocab_size": 0}), "vocab_size = 0"),
         (json.dumps({**GEMMA3, "text_config": {"vocab_size": -1}}), "vocab_size = -1"),
     ],

@@ -21,6 +21,7 @@ from autotune.reporting.trial_facts import (
     technique_facts,
 )
 from autotune.reporting.trial_text import trial_label
+from autotune.service.pages.field_names import LABELS, in_fields
 from autotune.spec.queued_search import waiting_text
 from autotune.spec.result import StudyResult
 from autotune.spec.study import MOST_TRIALS_IN_TIME
@@ -37,10 +38,14 @@ STATES: Mapping[str, str] = {
 ACTIVE = ("queued", "running")
 
 
-def sentence(text: str) -> str:
-    """Returns the text of an error with a capital letter and a full stop."""
+def sentence(text: str, *, here: Mapping[str, str] = LABELS) -> str:
+    """Returns the text of an error with a capital letter, a full stop and the names of fields.
+
+    `here` are those of the page.
+    """
     if not text:
         return ""
+    text = in_fields(text, here=here)
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
 
@@ -131,8 +136,8 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
         time_left="" if seconds_left is None else f"about {format_duration(seconds_left)} left",
         places=tuple(_places(progress.get("places") or ())),
         is_stopping=is_stopping,
-        reason=search.get("reason") or "",
-        hint=search.get("hint") or "",
+        reason=in_fields(search.get("reason") or ""),
+        hint=in_fields(search.get("hint") or ""),
         machine=search.get("machine") or "",
         version=search.get("version") or "",
         is_active=search["state"] in ACTIVE,
@@ -395,7 +400,7 @@ def trial_page(result: StudyResult, number: int) -> TrialPage:
         title=trial_label(record),
         marks=marks_of(result, record),
         outcome=outcome_label(record),
-        message=outcome_reason(record),
+        message=in_fields(outcome_reason(record)),
         measured=measured_facts(result, record),
         technique_values=technique_facts(record.config),
         memory=memory_facts(record),

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from autotune.errors import AutotuneError, InvalidInput
+from autotune.service.pages.field_names import LABELS_OF_FIT
 from autotune.service.pages.fit_text import FitText, fit_text
 from autotune.service.pages.form import key_of
 from autotune.service.pages.rendering import render
@@ -68,6 +69,7 @@ async def fit_part(request: Request, service: Service, part: Part) -> Response:
         request,
         "parts/fit.html",
         part=part,
+        labels=LABELS_OF_FIT,
         title=PARTS[part],
         question=urlencode(given),
         text=text,
@@ -121,6 +123,7 @@ def _page(
         ways=tuple(ways_to_train()),
         options=options,
         longest=LARGEST_ADDRESS,
+        labels=LABELS_OF_FIT,
         key=secrets.token_urlsafe(16),
     )
 

@@ -1,17 +1,20 @@
 """What the page of a training that is to fit shows of each part of its answer: texts and tables."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from autotune.reporting.table import Table
 from autotune.service.pages.contexts import sentence
+from autotune.service.pages.field_names import LABELS_OF_FIT, in_fields
 from autotune.service.pages.plan import Bar, bar_of
 from autotune.spec.cap import FITS, OVER
 from autotune.study.prediction.pasted import Part
 from autotune.units import format_estimate, format_percent, format_size
 
 _HOLDERS_SHOWN = 8
+_sentence = partial(sentence, here=LABELS_OF_FIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,10 @@ class FitText:
 
 
 def fit_text(part: Part, answer: Mapping[str, Any]) -> FitText:
-    """Returns the texts of a part of the answer."""
-    return _TEXTS[part](answer)
+    """Returns the texts of a part of the answer, with the names of the page's fields."""
+    text = _TEXTS[part](answer)
+    named = partial(in_fields, here=LABELS_OF_FIT)
+    return replace(text, lead=named(text.lead), more=tuple(map(named, text.more)))
 
 
 def _least(answer: Mapping[str, Any]) -> FitText:
@@ -50,14 +55,14 @@ def _least(answer: Mapping[str, Any]) -> FitText:
 
 
 def _peak(answer: Mapping[str, Any]) -> FitText:
-    more = (answer["change"], sentence(answer["speed"]))
+    more = (answer["change"], _sentence(answer["speed"]))
     return FitText(
         lead=answer["sentence"],
         is_good={FITS: True, OVER: False}.get(answer["verdict"]),
         more=tuple(filter(None, more)),
         bar=bar_of(answer["peak_memory_bytes"], cap_bytes=answer["cap_bytes"]),
         tables=tuple(_tables_of_peak(answer)),
-        notes=tuple(map(sentence, answer["notes"])),
+        notes=tuple(map(_sentence, answer["notes"])),
     )
 
 

@@ -7,18 +7,17 @@ it becomes the body of a submission.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput
 from autotune.service.pages.contexts import sentence
+from autotune.service.pages.field_names import FIELDS, LABELS, in_fields
 from autotune.service.request_body import SPACE_CONTENT
-from autotune.service.submissions import ACCEPTED
 from autotune.spec.checked import checked_beside
 from autotune.spec.model_choice import MODEL_NAMES
-from autotune.spec.setting import EVERYDAY, GROUPS, RESULTS, Option, all_options_of
+from autotune.spec.setting import EVERYDAY, GROUPS, RESULTS, Option
 from autotune.spec.space_content import named_spaces
 from autotune.study.submission import Submission
 
@@ -35,14 +34,6 @@ MOST_USED = (
     "name",
 )
 """Keywords of the fields that are not folded, in their order."""
-_LABELS: Mapping[str, str] = {
-    "max_mem": "Memory cap",
-    "time_budget": "Time",
-    "name": "Name of the study",
-    "space": "Search space",
-    "perplexity_seeds": "Seeds per perplexity",
-    "lr_warmup_steps": "Learning rate warm-up steps",
-}
 _HELP: Mapping[str, str] = {
     "max_mem": "What a trial may need at most: 8GiB, 8GB, 8192MiB.",
     "model": "gpt, deep-one, or a model of Hugging Face by its name or folder.",
@@ -115,13 +106,6 @@ class Filled:
     @property
     def is_valid(self) -> bool:
         return not self.form.wrong
-
-
-FIELDS: Mapping[str, Option] = {
-    name: option
-    for name, option in all_options_of(Submission).items()
-    if name in ACCEPTED and (option.is_typed or name == SPACE_CONTENT)
-}
 
 
 def filled(given: Mapping[str, str]) -> Filled:
@@ -207,28 +191,15 @@ def _field(keyword: str, option: Option, value: str, error: InvalidInput | None)
         help_text = f"{help_text} Default: {default}."
     return Field(
         keyword=keyword,
-        label=_label(keyword, option),
+        label=LABELS[keyword],
         control=_control(keyword, option),
-        help=_without_flags(help_text),
+        help=in_fields(help_text),
         value=value,
         placeholder=_placeholder(keyword, default),
         choices=tuple(_choices(keyword, option)),
         error="" if error is None else sentence(error.message),
         hint="" if error is None else sentence(error.hint),
     )
-
-
-def _label(keyword: str, option: Option) -> str:
-    """Returns the name of a field; that of a switch says what it does when it is on."""
-    name = option.parameter if option.turns_off else keyword
-    return _LABELS.get(keyword) or name.replace("_", " ").capitalize()
-
-
-def _without_flags(text: str) -> str:
-    """Returns help with the names of fields in place of those on the command line."""
-    for keyword, option in FIELDS.items():
-        text = re.sub(rf"{option.flag}(?![\w-])", f"“{_label(keyword, option)}”", text)
-    return text
 
 
 def _control(keyword: str, option: Option) -> str:

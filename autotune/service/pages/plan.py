@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.service.pages.contexts import sentence
+from autotune.service.pages.field_names import in_fields
 from autotune.units import format_duration, format_percent, format_size
 
 
@@ -42,7 +43,7 @@ def plan_text(plan: Mapping[str, Any] | AutotuneError) -> PlanText:
         lists=(
             ("Tried first", tuple(_first(plan))),
             ("Values that are tried", tuple(_values(plan["values"]))),
-            ("Left out", tuple(plan["excluded"])),
+            ("Left out", tuple(map(in_fields, plan["excluded"]))),
         ),
     )
 

@@ -9,8 +9,10 @@ from markupsafe import Markup
 import autotune
 from autotune.reporting.rendering import SHARED_STYLE, templates, themes
 from autotune.service.pages import assets
+from autotune.service.pages.contexts import sentence
 
 _ENVIRONMENT = templates("autotune.service.pages")
+_ENVIRONMENT.filters["sentence"] = sentence
 _ENVIRONMENT.globals.update(
     themes=themes(),
     version=autotune.__version__,

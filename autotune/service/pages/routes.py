@@ -348,7 +348,7 @@ def _state(service: ServiceState, search: QueuedSearch | None, study: str) -> di
         row = contexts.search_row(search_object(search, place=places.get(search.id)))
     of_name = OWNER if search is None else search.submitted_by
     owner = service.searches.owner_of(study) or of_name
-    return {"search": row, "owner": owner, "sentence": contexts.sentence}
+    return {"search": row, "owner": owner}
 
 
 # -- one study -------------------------------------------------------------------------------------

@@ -22,16 +22,21 @@ _Text = Annotated[str, Query(max_length=LARGEST_ADDRESS, pattern=WITHOUT_NUL)]
 
 
 def question_of(given: Mapping[str, str]) -> PastedTraining:
-    """Returns the question of the parameters of an address. Raises InvalidInput."""
+    """Returns the question of the parameters of an address, whose text was read.
+
+    Raises InvalidInput.
+    """
     if not given.get("text", "").strip():
         raise InvalidInput("text is empty", hint="give a trainer's file, or a config.json")
-    return PastedTraining.of(
+    question = PastedTraining.of(
         {
             name: option.parse(given[name].replace("\r\n", "\n"))
             for name, option in options_of(PastedTraining).items()
             if given.get(name, "").strip()
         }
     )
+    _ = question.read  # what is wrong in it is said at once, not by each part
+    return question
 
 
 def asked_of(service: ServiceState, part: Part, question: PastedTraining) -> Asked:

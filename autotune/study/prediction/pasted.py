@@ -22,7 +22,13 @@ from autotune.spec.cap import verdict_of
 from autotune.spec.config import TrainingConfig, configuration_of
 from autotune.spec.data_sheets import DATA_SHEETS
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.model_file import largest_sequence_length, model_name
+from autotune.spec.model_file import (
+    check_complete,
+    check_sizes,
+    largest_sequence_length,
+    model_name,
+)
+from autotune.spec.model_shape import KINDS
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import EVERYDAY, Settings, setting, whole_number
 from autotune.spec.space_file import load_space
@@ -191,12 +197,19 @@ class ReadTraining:
 
 
 def _config_of(text: str) -> Mapping[str, Any] | None:
-    """Returns the content of a model's config.json; None for any other text."""
+    """Returns the content of a model's config.json; None for any other text.
+
+    Raises InvalidInput for sizes that are missing or none: no class completes what is pasted.
+    """
     if not text.lstrip().startswith("{"):
         return None
-    content = parse_json(text.encode(errors="replace"), source="the text")
-    has_type = isinstance(content, dict) and isinstance(content.get("model_type"), str)
-    return content if has_type else None
+    source = "the text"
+    content = parse_json(text.encode(errors="replace"), source=source)
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        return None
+    check_sizes(content, source=source)
+    check_complete(content, source=source, has_heads=content["model_type"] in KINDS)
+    return content
 
 
 def answer_part(

@@ -1,0 +1,125 @@
+"""Sentences on the pages have the names of fields, not of options of the command line."""
+
+import ast
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.service.pages.contexts import sentence
+from autotune.service.pages.field_names import FIELDS, LABELS, LABELS_OF_FIT, in_fields
+from tests.building.service import BEARER, serving, write_example
+
+PACKAGE = Path(autotune.__file__).parent
+NOT_ON_PAGES = ("cli", "exporters")
+"""Packages whose texts are of the command line, or are commands themselves."""
+BARE = re.compile(r"(?<![\w-])--[a-z][\w-]*(?! \(on the command line\))(?![\w=-])")
+COMMAND = re.compile(r"\b(?:autotune|torchrun|accelerate|ray|nvidia-smi) [a-z-][^,;]*")
+
+
+def texts_with_options():
+    """Returns the texts of all errors and notes that could be on a page, and name an option."""
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        if file.relative_to(PACKAGE).parts[0] in NOT_ON_PAGES:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "{VALUE}"
+                    for part in node.values
+                ]
+                found.add("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return sorted(text for text in found if " --" in f" {text}" and "\n" not in text)
+
+
+def bare_options(shown):
+    return BARE.findall(COMMAND.sub("", shown))
+
+
+def test_no_sentence_of_the_package_names_a_bare_option_on_a_page():
+    texts = texts_with_options()
+    assert len(texts) > 100
+    for here in (LABELS, LABELS_OF_FIT):
+        assert {
+            text: bare for text in texts if (bare := bare_options(in_fields(text, here=here)))
+        } == {}
+
+
+@pytest.mark.parametrize("keyword", FIELDS)
+def test_the_option_of_a_field_is_its_label(keyword):
+    option = FIELDS[keyword]
+    for flag in (option.flag, option.synonym):
+        if not (flag or "").startswith("--"):
+            continue
+        assert in_fields(f"use {flag} 3, or {flag}") == (
+            f"use “{LABELS[keyword]}” 3, or “{LABELS[keyword]}”"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--max-mem is needed", "“Memory cap” is needed."),
+        ("give it by --devices-per-trial", "Give it by “Devices per trial” (in a new search)."),
+        ("--whole-depth predicts all", "--whole-depth (on the command line) predicts all."),
+        ("run: autotune predict --from FILE", "Run: autotune predict --from FILE."),
+        ("name it by --model", "Name it by “The config.json of its model”."),
+        ("--max-memory is none", "--max-memory (on the command line) is none."),
+    ],
+)
+def test_a_sentence_of_the_fit_page_says_where_a_field_is(text, shown):
+    assert sentence(text, here=LABELS_OF_FIT) == shown
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    storage = f"sqlite:///{tmp_path_factory.mktemp('names')}/autotune.db"
+    write_example(storage)
+    with serving(storage) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed_everything: 1\ntrainer: {precision: 16-mixed}\n",
+        "stage: sft\nfinetuning_type: full\ncutoff_len: 8\nper_device_train_batch_size: 1\n",
+        "[model]\nname = 'llama3'\nflavor = '9B'\n[training]\nseq_len = 8\n",
+        "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n",
+        "[model]\nname = 'llama3'\nflavor = '8B'\n[parallelism]\ncontext_parallel_degree = -1\n",
+        json.dumps({"model_type": "llama"}),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_an_error_on_the_fit_page_names_no_bare_option(served, text):
+    answer = served.get("/fit", params={"text": text}, headers=BEARER)
+    assert answer.status_code == 422
+    [shown] = re.findall(r'id="problem">(.*)</p>', answer.text)
+    assert bare_options(html.unescape(shown)) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_mem": "1GiB", "width": "30", "heads": "4"},
+        {"max_mem": "1GiB", "steps": "1"},
+        {"max_mem": "1GiB", "scale": "large"},
+        {"max_mem": "1GiB", "nodes_per_trial": "2"},
+        {"max_mem": "1GiB", "vocab_size": "2"},
+        {"max_mem": "1GiB", "text_column": "a", "dataset": "none.txt"},
+    ],
+    ids=str,
+)
+def test_an_error_on_the_page_of_a_new_search_names_no_bare_option(served, given):
+    headers = {**BEARER, "Sec-Fetch-Site": "same-origin"}
+    answer = served.post("/new", data=given, headers=headers, follow_redirects=False)
+    assert answer.status_code == 422
+    shown = html.unescape(" ".join(re.findall(r'<p class="error"[^>]*>(.*?)</p>', answer.text)))
+    assert shown.strip()
+    assert bare_options(shown) == []
