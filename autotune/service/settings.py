@@ -4,7 +4,7 @@ import dataclasses
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -33,6 +33,7 @@ from autotune.spec.setting import (
 )
 from autotune.study.request import DeviceList, SearchRequest
 from autotune.study.running.devices import parse_devices
+from autotune.units import format_duration
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
@@ -417,6 +418,17 @@ class ServerSettings(WorkerSettings, SubmissionRules):
         """What searches and people may have, by the names of the settings; the others have none."""
         named = {name: getattr(self, name) for name in _LIMITS}
         return {name: value for name, value in named.items() if value is not None}
+
+    def limits_of_person(self) -> Iterator[str]:
+        """Yield what one person may have, a sentence each."""
+        if self.most_queued_of_person is not None:
+            yield f"At most {self.most_queued_of_person} of your searches wait in the queue."
+        if self.most_running_of_person is not None:
+            yield f"At most {self.most_running_of_person} of your searches run at once."
+        if self.most_device_hours_of_person is not None:
+            hours = DeviceHours.parse(self.most_device_hours_of_person)
+            window = format_duration(hours.window_seconds)
+            yield f"Your searches have at most {hours.hours:g} device hours in any {window}."
 
     def rules(self, group: str = "") -> SubmissionRules:
         """Returns what is accepted and decided for a search on a group of this machine."""

@@ -39,7 +39,7 @@ from autotune.spec.full_disk import LEAST_FREE_BYTES
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, check_sizes, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
-from autotune.spec.model_size import check_weights_fit, free_disk_bytes
+from autotune.spec.model_size import check_weights_fit, free_disk_bytes, largest_weights_bytes
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import specified
 from autotune.spec.space_content import named_spaces
@@ -220,6 +220,25 @@ def request_of_submission(
     return _within_limits(request, rules, trials_before=trials_before)
 
 
+def limits_of(rules: SubmissionRules) -> dict[str, str]:
+    """Returns {setting: what the server allows of it}, a sentence each; no others are limited."""
+    memory, files = format_size(largest_weights_bytes(Path.cwd())), _data_hint(rules)
+    limits = {
+        "model": f"In float32 its weights have at most {memory}; {files}; {_code_hint(rules)}.",
+        "dataset": f"Of files, {files}.",
+        "tokenizer": f"Of files, {files}.",
+        "script": f"{_code_hint(rules)}.",
+    }
+    if rules.most_trials is not None:
+        limits["trials"] = f"At most {rules.most_trials} in a search."
+    if rules.most_seconds is not None:
+        limits["time_budget"] = f"At most {format_duration(rules.most_seconds)}."
+    if rules.most_devices is not None:
+        at_once = f"At most {rules.most_devices} trials of a search run at once."
+        limits |= {"devices": at_once, "trials_per_device": at_once}
+    return {name: text[0].upper() + text[1:] for name, text in limits.items()}
+
+
 # -- what the server decides -----------------------------------------------------------------------
 
 
@@ -374,13 +393,10 @@ def _allowed_path(name: str, value: str, rules: SubmissionRules) -> str:
     is_file_name = is_local_name(value, suffixes=tuple(READERS))  # such as `folder/text.txt`
     if is_hub_name(value) and not is_file_name and not path_exists(value) and ".." not in value:
         return value
-    where = "the server has no folder for data"
-    if rules.data_roots:
-        where = f"the folders for data are {', '.join(rules.data_roots)}"
     raise NotAllowed(
         f"{name} = {value!r:.80} is no file below a folder that the server reads from",
-        hint=f"{where}; autotune serve --data-root FOLDER adds one, and a name of the Hugging Face "
-        "hub such as owner/name needs none",
+        hint=f"{_data_hint(rules)}; autotune serve --data-root FOLDER adds one, and a name of the "
+        "Hugging Face hub such as owner/name needs none",
     )
 
 
@@ -445,6 +461,12 @@ def _allowed_function(value: str, rules: SubmissionRules) -> str:
             f"model = {value!r:.80}: a submission cannot run code", hint=_code_hint(rules)
         )
     return f"{file}:{reference.function}"
+
+
+def _data_hint(rules: SubmissionRules) -> str:
+    if rules.data_roots:
+        return f"the folders for data are {', '.join(rules.data_roots)}"
+    return "the server has no folder for data"
 
 
 def _code_hint(rules: SubmissionRules) -> str:

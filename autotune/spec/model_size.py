@@ -78,7 +78,7 @@ def check_weights_fit(
     """
     weights = estimated_weights(workload)
     size_bytes = weights * WEIGHT_BYTES
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = _memory_bytes()
     free_bytes = free_disk_bytes(folder)
     described = f"the model has about {weights:.3g} weights, {format_size(size_bytes)} in fp32, and"
     if size_bytes > tolerance * memory_bytes:
@@ -91,6 +91,15 @@ def check_weights_fit(
             f"{described} the disk of {folder.absolute()} has {format_size(free_bytes)} left",
             hint="make room on that disk, or work in a folder of another one",
         )
+
+
+def largest_weights_bytes(folder: Path) -> int:
+    """Returns how large weights in fp32 may be, which `check_weights_fit` lets pass."""
+    return min(_memory_bytes(), free_disk_bytes(folder))
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_disk_bytes(folder: Path) -> int:

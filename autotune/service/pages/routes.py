@@ -27,6 +27,7 @@ from autotune.reporting.report.cards import CARDS_ON_SERVER, sections
 from autotune.reporting.study_view import StudyView
 from autotune.service.pages import assets, contexts, fit
 from autotune.service.pages import form as forms
+from autotune.service.pages.field_names import LABELS, in_fields
 from autotune.service.pages.paged_trials import TrialAddress, paged_trials
 from autotune.service.pages.plan import plan_text
 from autotune.service.pages.rendering import render
@@ -36,6 +37,7 @@ from autotune.service.routes.profiles import profile_entry
 from autotune.service.routes.searches import submit as submit_search
 from autotune.service.search_json import search_object
 from autotune.service.state import Caller, Service, ServiceState
+from autotune.service.submissions import limits_of
 from autotune.service.trial_logs import Log, log_of_search, log_of_trial
 from autotune.spec.queued_search import ENDED, SEARCH_STATES, QueuedSearch
 from autotune.spec.result import StudyResult
@@ -296,6 +298,12 @@ def _form_page(
         here="/new",
         last_event=service.stream.position,
         form=form,
+        limits={
+            keyword: in_fields(text)
+            for keyword, text in limits_of(service.rules({})).items()
+            if keyword in LABELS
+        },
+        limits_of_person=list(service.settings.limits_of_person()),
         problem=problem,
         key=secrets.token_urlsafe(16),
     )
