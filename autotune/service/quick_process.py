@@ -16,6 +16,7 @@ from typing import Any
 
 from autotune import api
 from autotune.errors import AutotuneError, InvalidInput, PredictionImpossible, StorageUnreachable
+from autotune.memory.nvml import all_devices
 from autotune.reporting.figures import FigureOptions
 from autotune.result import draw
 from autotune.service.settings import SubmissionRules
@@ -23,6 +24,7 @@ from autotune.service.submissions import (
     check_space_name,
     check_submission,
     checked_workload,
+    default_time_budget_seconds,
 )
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.study.dry_run import plan
@@ -64,9 +66,19 @@ def _kind(error: AutotuneError) -> str:
 
 def _dry_run(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     rules = SubmissionRules.of(order["rules"])
+    is_elsewhere = rules.device_type == "cuda" and not all_devices()
+    here = replace(rules, devices=None) if is_elsewhere else rules
     with TemporaryDirectory() as folder:
-        checked = check_submission(order["settings"], rules, folder=Path(folder))
-        return plan(checked.request, space=checked.space).to_dict()
+        checked = check_submission(order["settings"], here, folder=Path(folder))
+        planned = plan(checked.request, space=checked.space).to_dict()
+    if not is_elsewhere:
+        return planned
+    # Peaks and times are those of this machine; when the search ends is not.
+    return {
+        **planned,
+        "runs_on": rules.device_kind or rules.device_type,
+        "default_time_budget_seconds": default_time_budget_seconds(checked.request, rules),
+    }
 
 
 def _predict(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:

@@ -236,6 +236,10 @@ class SubmissionRules(MachineRules):
         flag="--max-devices",
         metavar="N",
     )
+    device_type: str = ""
+    """cpu or cuda, of the devices that a search would run on; empty: of this machine."""
+    device_kind: str = ""
+    """The vendor's name of these devices; empty where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import anyio.to_thread
 from fastapi import Depends, Request
 
-from autotune.analysis.queue_order import Needs, kind_of
+from autotune.analysis.queue_order import DeviceGroup, Needs, kind_of
 from autotune.errors import NotYours
 from autotune.service.leader import Leader
 from autotune.service.other_servers import OtherServers
@@ -25,6 +25,8 @@ from autotune.storage.servers import Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import TokenRole, Tokens
 
+ANY_DEVICES = Needs()
+"""Those of a search that names none."""
 ServerRole = Literal["leader", "standby", "worker"]
 
 
@@ -64,16 +66,23 @@ class ServiceState:
         group has that it is for, of GPUs before CPUs. One that asks for more GPUs than there are,
         or is for no group that is there, waits for a worker with them.
         """
-        needs = Needs(group=settings.get("group") or "", kind=kind_of(settings), model=model)
-        known = (*self.worker.groups, *self.searches.groups())
-        groups = [each for each in known if needs.is_for(each)]
-        largest = max(groups, key=lambda each: (each.type != "cpu", each.slots), default=None)
+        largest = self.largest_group(
+            Needs(group=settings.get("group") or "", kind=kind_of(settings), model=model)
+        )
         slots = largest.slots if largest is not None and largest.type == "cpu" else None
         return dataclasses.replace(
             self.settings.rules(),
             devices=None if largest is None else largest.devices,
             most_devices=self.settings.most_devices or slots,
+            device_type="" if largest is None else largest.type,
+            device_kind="" if largest is None else largest.kind,
         )
+
+    def largest_group(self, needs: Needs = ANY_DEVICES) -> DeviceGroup | None:
+        """Returns the largest group of all workers for such a search, of GPUs before CPUs."""
+        known = (*self.worker.groups, *self.searches.groups())
+        groups = [each for each in known if needs.is_for(each)]
+        return max(groups, key=lambda each: (each.type != "cpu", each.slots), default=None)
 
     def dry_run_order(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the process of a dry run is told. Raises StorageUnavailable."""

@@ -148,7 +148,7 @@ def check_submission(
     base = _base_name(space.name, workload)
     budget_seconds = request.time_budget
     if budget_seconds is None:
-        budget_seconds = request.default_time_budget_seconds(_device_type(rules))
+        budget_seconds = default_time_budget_seconds(request, rules)
     return CheckedSubmission(
         settings=settings,
         name=name,
@@ -159,6 +159,11 @@ def check_submission(
         space=space,
         budget_seconds=None if budget_seconds == math.inf else budget_seconds,
     )
+
+
+def default_time_budget_seconds(request: Submission, rules: SubmissionRules) -> float | None:
+    """Returns the time budget on the devices that a search will use; None where it has its own."""
+    return request.default_time_budget_seconds(_device_type(rules))
 
 
 def check_new_name(name: str) -> None:
@@ -564,6 +569,8 @@ def _with_defaults(given: Mapping[str, Any], *, device_type: str) -> dict[str, A
 
 def _device_type(rules: SubmissionRules) -> str:
     """Returns the kind of device that a search will use, without touching one."""
+    if rules.device_type:
+        return rules.device_type
     names = rules.devices or ""
     if names.startswith("cpu"):
         return "cpu"

@@ -19,7 +19,7 @@ LIMITS = {
     "code_folders": (("FOLDER",), ["script", "model"], "FOLDER"),
 }
 """{rule: (a value, the fields that it limits, how it is said)}."""
-DECIDED = {"storage", "devices", "ray"}
+DECIDED = {"storage", "devices", "ray", "device_type", "device_kind"}
 """What a submission cannot ask for."""
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -9,11 +10,17 @@ import pytest
 
 from autotune.analysis.queue_order import DeviceGroup
 from autotune.errors import StorageUnavailable
-from autotune.service import devices
+from autotune.service import devices, submissions
 from autotune.service.devices import groups_of
+from autotune.service.pages.fit import _usual_card
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
+from autotune.service.submissions import check_submission
 from autotune.service.worker import Worker
+from autotune.spec.data_sheets import DATA_SHEETS, sheet_of
+from autotune.spec.setting import options_of
+from autotune.study.prediction.pasted import PastedTraining
+from autotune.study.request import DEFAULT_TIME_BUDGET_SECONDS
 from autotune.study.running.devices import MOST_DEVICES
 
 
@@ -55,27 +62,52 @@ def test_a_submission_may_ask_for_what_the_largest_group_of_gpus_has():
     gpus = DeviceGroup(
         name="gpus", type="cuda", kind="NVIDIA H200", devices="cuda:0,cuda:1", slots=2
     )
-    state = SimpleNamespace(
-        settings=ServerSettings(),
-        worker=SimpleNamespace(groups=[cpu]),
-        searches=SimpleNamespace(groups=lambda: [gpus]),
-    )
+    state = server_with(cpu, others=[gpus])
     assert ServiceState.rules(state, {}).devices == "cuda:0,cuda:1"
     for of_cpu in ({"group": "cpu"}, {"kind": "cpu"}):
         assert ServiceState.rules(state, of_cpu).most_devices == 64
     assert ServiceState.rules(state, {}, model="AMD EPYC, 4 threads").most_devices == 64
 
 
+def server_with(*own, others=()):
+    state = SimpleNamespace(
+        settings=ServerSettings(),
+        worker=SimpleNamespace(groups=own),
+        searches=SimpleNamespace(groups=lambda: others),
+    )
+    state.largest_group = partial(ServiceState.largest_group, state)
+    return state
+
+
+def test_a_search_is_judged_by_the_devices_that_it_would_run_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(submissions, "all_devices", list)
+    cpu = DeviceGroup(name="cpu", type="cpu", kind="AMD EPYC", devices="cpu", slots=64)
+    gpus = DeviceGroup(name="gpus", type="cuda", kind="NVIDIA H200", slots=2)
+    state = server_with(cpu, others=[gpus])
+    for asked, kind in (({}, "cuda"), ({"group": "cpu"}, "cpu"), ({"kind": "H200"}, "cuda")):
+        rules = ServiceState.rules(state, asked)
+        assert rules.device_type == kind
+        body = {"max_mem": "48MiB", "space": "quick"}
+        checked = check_submission(body, rules, folder=tmp_path)
+        assert checked.budget_seconds == DEFAULT_TIME_BUDGET_SECONDS[kind]
+
+
+def test_the_page_on_what_fits_proposes_the_card_of_the_largest_group():
+    cpu = DeviceGroup(name="cpu", type="cpu", kind="AMD EPYC", slots=64)
+    gpus = DeviceGroup(name="gpus", type="cuda", kind="NVIDIA A100-SXM4-80GB", slots=2)
+    default = options_of(PastedTraining)["card"].default
+    assert DATA_SHEETS[_usual_card(server_with(cpu, others=[gpus]), is_asked=False)] is sheet_of(
+        gpus.kind
+    )
+    assert _usual_card(server_with(cpu, others=[gpus]), is_asked=True) == default
+    assert _usual_card(server_with(cpu), is_asked=False) == default
+
+
 @pytest.mark.parametrize("wanted", [{"kind": "H100"}, {"group": "later"}], ids=str)
 def test_a_submission_for_devices_that_are_not_there_is_not_judged_by_others(wanted):
     """It waits for a worker with them."""
     cpu = DeviceGroup(name="cpu", type="cpu", devices="cpu", slots=1)
-    state = SimpleNamespace(
-        settings=ServerSettings(),
-        worker=SimpleNamespace(groups=[cpu]),
-        searches=SimpleNamespace(groups=list),
-    )
-    rules = ServiceState.rules(state, wanted)
+    rules = ServiceState.rules(server_with(cpu), wanted)
     assert (rules.devices, rules.most_devices) == (None, None)
 
 

@@ -22,7 +22,7 @@ from autotune.service.pages.rendering import render
 from autotune.service.routes.searches import submit
 from autotune.service.routes.will_it_fit import asked_of, question_of
 from autotune.service.state import Service, ServiceState
-from autotune.spec.data_sheets import DATA_SHEETS
+from autotune.spec.data_sheets import DATA_SHEETS, sheet_of
 from autotune.spec.setting import options_of
 from autotune.study.prediction.pasted import LARGEST_ADDRESS, Part, PastedTraining, ways_to_train
 
@@ -116,16 +116,28 @@ def _page(
         here="/fit",
         last_event=service.stream.position,
         given={name: given.get(name, "") for name in options},
+        card=given.get("card") or _usual_card(service, is_asked=bool(given.get("text"))),
         problem=problem,
         parts=PARTS if is_asked else {},
         question=urlencode(given),
         cards=DATA_SHEETS,
         ways=tuple(ways_to_train()),
         options=options,
-        longest=LARGEST_ADDRESS,
         labels=LABELS_OF_FIT,
+        longest=LARGEST_ADDRESS,
         key=secrets.token_urlsafe(16),
     )
+
+
+def _usual_card(service: ServiceState, *, is_asked: bool) -> str:
+    """Returns the card that is chosen for now: the largest group's; that of the answer once asked.
+
+    A group of a kind without a data sheet, and one of CPUs, leaves it to the default.
+    """
+    group = None if is_asked else service.largest_group()
+    sheet = None if group is None else sheet_of(group.kind)
+    usual = options_of(PastedTraining)["card"].default
+    return next((name for name, known in DATA_SHEETS.items() if known is sheet), str(usual))
 
 
 def _given(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -78,6 +78,8 @@ def bar_of(peak_bytes: int, *, cap_bytes: int) -> Bar:
 def _facts(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "training", plan["workload"]
     yield "device", f"{plan['device']['name']} ({plan['device']['device']})"
+    if "runs_on" in plan:
+        yield "runs on", f"{plan['runs_on']}: its peaks and times are others than those said here"
     yield "cap", format_size(plan["cap_bytes"])
     yield "search space", f"{plan['space']}, {plan['configurations']:,} legal configurations"
     at_once = plan["trials_at_once"]
