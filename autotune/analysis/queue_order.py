@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,8 +210,10 @@ class Queue:
         turns = [turn for line in self._lines for turn in self._turns(line)]
         return [search for _, search in sorted(turns, key=lambda each: each[0])]
 
-    def next_for(self, group: DeviceGroup) -> Waiting | None:
+    def next_for(self, group: DeviceGroup, *, except_for: Collection[int] = ()) -> Waiting | None:
         """Returns the search that begins now on a group that is free; None where none may begin.
+
+        `except_for` are searches whose files its machine does not have.
 
         One that was begun goes on before new ones begin, then the highest priority is first. Within
         a priority people take turns: who has fewer searches running and before it goes first, and
@@ -222,7 +224,8 @@ class Queue:
             if self._has_most_running(line[2]) or self._is_out_of_hours(line[2]):
                 continue
             for turn, search in self._turns(line):
-                if self._fits(search, group) and search.not_before <= self.now:
+                may_begin = search.not_before <= self.now and search.id not in except_for
+                if may_begin and self._fits(search, group):
                     if first is None or turn < first[0]:
                         first = turn, search
                     break

@@ -468,6 +468,30 @@ def _allowed_function(value: str, rules: SubmissionRules) -> str:
     return f"{file}:{reference.function}"
 
 
+def file_not_here(settings: Mapping[str, Any], rules: SubmissionRules) -> str | None:
+    """Returns the file or folder of a submission that this machine does not have; None without one.
+
+    The server that took the submission has it. Of a name that could be one of the hub nothing is
+    said, nor of what the text of a search space names.
+    """
+    own_words = {**_WORDS_FOR_PATHS, "script": ()}
+    for name, words in own_words.items():
+        value = settings.get(name)
+        is_of_config = name == "model" and settings.get("model_config") is not None
+        if not isinstance(value, str) or value in words or is_of_config:
+            continue
+        folders, file = rules.data_roots, value
+        if name == "script":
+            folders = rules.code_folders
+        elif name == "model" and is_function_reference(value):
+            folders, file = rules.code_folders, read_reference(value).place
+        elif is_hub_name(value) and not is_local_name(value, suffixes=tuple(READERS)):
+            continue
+        if _below(file, folders) is None:
+            return file
+    return None
+
+
 def _data_hint(rules: SubmissionRules) -> str:
     if rules.data_roots:
         return f"the folders for data are {', '.join(rules.data_roots)}"

@@ -26,6 +26,7 @@ from autotune.service.processes import (
     StartedProcess,
     find_process,
     kill_process,
+    machine_of,
     seconds_since_start,
     start_process,
     stop_process,
@@ -34,6 +35,7 @@ from autotune.service.processes import (
 from autotune.service.retention import Retention
 from autotune.service.rounds import Rounds
 from autotune.service.settings import ServerSettings, SubmissionRules
+from autotune.service.submissions import file_not_here
 from autotune.spec.queued_search import (
     SEARCH_LEASE_SECONDS,
     SEARCH_RENEWAL_SECONDS,
@@ -145,7 +147,9 @@ class Worker(Rounds):
 
     def _begin_on(self, group: DeviceGroup) -> None:
         rules = self._rules(group)  # may fail, and a search that is claimed has to be started
-        search = self._searches.claim_next(group, version=__version__)
+        search = self._searches.claim_next(
+            group, version=__version__, lacking=self._lacking_files(group)
+        )
         if search is None:
             return
         order = {
@@ -168,6 +172,19 @@ class Worker(Rounds):
             return
         self._children[search.id, search.run] = started
         _LOG.info("search %d begins: study %s", search.id, search.study)
+
+    def _lacking_files(self, group: DeviceGroup) -> dict[int, str]:
+        """Returns {search that waits: why not here} of those with a file that is not here."""
+        rules = self._settings.rules(group.name)
+        queued, _ = self._searches.find(states=("queued",), limit=_MOST_RUNNING)
+        found = {search.id: file_not_here(search.request, rules) for search in queued}
+        machine = machine_of(group.machine)
+        return {
+            number: f"it waits for a worker with {file} in a folder for data or code, which "
+            f"{machine} has not"
+            for number, file in found.items()
+            if file is not None
+        }
 
     def _rules(self, group: DeviceGroup) -> dict[str, object]:
         """Returns what a search may have: files of this machine, and what the leader allows."""

@@ -467,11 +467,15 @@ class Searches:
 
     # -- for the workers ---------------------------------------------------------------------------
 
-    def claim_next(self, group: DeviceGroup, *, version: str) -> QueuedSearch | None:
+    def claim_next(
+        self, group: DeviceGroup, *, version: str, lacking: Mapping[int, str] | None = None
+    ) -> QueuedSearch | None:
         """Marks the next search for a group of devices as running; None where none may begin.
 
-        None too while another search runs on the group.
+        None too while another search runs on the group. `lacking` are the searches whose files its
+        machine does not have, each with the sentence that they say while they wait.
         """
+        lacking = lacking or {}
         with self._writing() as connection:
             is_busy = select(SEARCHES.c.id).where(
                 SEARCHES.c.state == "running",
@@ -480,7 +484,14 @@ class Searches:
             )
             if connection.execute(is_busy.limit(1)).first() is not None:
                 return None
-            following = _queue(connection).next_for(group)
+            for number, reason in lacking.items():
+                connection.execute(
+                    update(SEARCHES)
+                    .where(SEARCHES.c.id == number, SEARCHES.c.state == "queued")
+                    .where(SEARCHES.c.reason == "")
+                    .values(reason=storable_text(reason, longest=_LONGEST_REASON))
+                )
+            following = _queue(connection).next_for(group, except_for=lacking)
             if following is None:
                 return None
             number = following.id

@@ -13,9 +13,9 @@ from autotune.errors import StorageUnavailable
 from autotune.service import devices, submissions
 from autotune.service.devices import groups_of
 from autotune.service.pages.fit import _usual_card
-from autotune.service.settings import ServerSettings
+from autotune.service.settings import ServerSettings, SubmissionRules
 from autotune.service.state import ServiceState
-from autotune.service.submissions import check_submission
+from autotune.service.submissions import check_submission, file_not_here
 from autotune.service.worker import Worker
 from autotune.spec.data_sheets import DATA_SHEETS, sheet_of
 from autotune.spec.setting import options_of
@@ -139,10 +139,46 @@ def test_a_search_is_not_claimed_where_the_database_fails_before_it_could_start(
     searches = SimpleNamespace(
         find=lambda **asked: ((), 0),
         counts=lambda: {"queued": 1},
-        claim_next=lambda group, version: claimed.append(group),
+        claim_next=lambda group, version, lacking: claimed.append(group),
         lead=lead,
     )
     worker = worker_of(tmp_path, searches, groups=[DeviceGroup()])
     with pytest.raises(StorageUnavailable):
         worker._round()
     assert claimed == []
+
+
+@pytest.mark.parametrize("setting", ["dataset", "tokenizer", "model", "model_source", "script"])
+def test_a_file_that_a_search_names_is_looked_for_in_the_folders_of_the_machine(setting, tmp_path):
+    (tmp_path / "here.txt").touch()
+    is_code = setting == "script"
+    folders = {"code_folders" if is_code else "data_roots": (str(tmp_path),)}
+    rules = SubmissionRules(storage="sqlite://", **folders)
+    for name in ("here.txt", str(tmp_path / "here.txt")):
+        assert file_not_here({setting: name}, rules) is None
+    gone = str(tmp_path / "gone.txt")
+    assert file_not_here({setting: gone}, rules) == gone
+    assert file_not_here(
+        {setting: str(tmp_path / "here.txt")}, SubmissionRules(storage="sqlite://")
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dataset": "owner/name", "tokenizer": "owner/name", "model": "owner/name"},
+        {"dataset": "python-docs", "tokenizer": "bpe", "model": "gpt"},
+        {"model": "llama-0a1b2c", "model_config": {"model_type": "llama"}},
+    ],
+    ids=str,
+)
+def test_a_search_that_names_no_file_may_run_anywhere(settings):
+    assert file_not_here(settings, SubmissionRules(storage="sqlite://")) is None
+
+
+def test_a_function_of_a_model_is_looked_for_in_the_folders_for_code(tmp_path):
+    (tmp_path / "net.py").touch()
+    rules = SubmissionRules(storage="sqlite://", code_folders=(str(tmp_path),))
+    assert file_not_here({"model": "net.py:make"}, rules) is None
+    assert file_not_here({"model": "other.py:make"}, rules) == "other.py"

@@ -52,6 +52,16 @@ def renew(queue, search, *, events=(), after=0, **said):
     return queue.renew_run(search.id, search.run, events=events, after=after, **said)
 
 
+def test_a_search_whose_files_a_machine_lacks_waits_and_says_so_while_others_run_there(queue):
+    first, second = submit(queue), submit(queue)
+    here = DeviceGroup(machine="here")
+    lacking = {first.id: "it waits for a worker with /data/text.txt"}
+    assert queue.claim_next(here, version="1", lacking=lacking).id == second.id
+    assert queue.get(first.id).reason == "it waits for a worker with /data/text.txt"
+    there = queue.claim_next(DeviceGroup(machine="there"), version="1")
+    assert (there.id, there.reason) == (first.id, "")
+
+
 def present(database, *groups, digest="d"):
     """Have a worker there with some groups of devices."""
     known = {"digest": digest, "owner_digest": "", "address": f"http://{digest}"}
