@@ -63,7 +63,7 @@ def write(recipe: Recipe, version: str) -> Export:
     if on_devices.config.adapter == "dora" and on_devices.config.base_weights in _BY_BITSANDBYTES:
         on_devices.change("adapter", "lora", "it stops at DoRA over quantized weights")
     recipe = on_devices.recipe
-    closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
+    closest, lacking_keys = closest_config(recipe, has_every_n_layers=False, has_muon=True)
     lacking = _lacking(recipe, closest)
     on_devices.lacks(lacking)
     on_devices.lacks(lacking_keys)
@@ -187,6 +187,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         **_method(config, workload),
         "output_dir": "trainer_output",
         **keys,
+        "use_muon": closest.optimizer == "muon",
         "pure_bf16": closest.precision == "bf16-true",
         "disable_gradient_checkpointing": not checkpoints,
         "use_reentrant_gc": False,

@@ -100,17 +100,24 @@ _NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers
 
 
 def closest_config(
-    recipe: Recipe, *, has_every_n_layers: bool = True, has: Values = HAS
+    recipe: Recipe,
+    *,
+    has_every_n_layers: bool = True,
+    has_muon: bool = False,
+    has: Values = HAS,
 ) -> tuple[TrainingConfig, dict[str, Reason]]:
     """Returns the closest configuration that TrainingArguments and a model's `dtype` can express.
 
-    `has` is what the trainer that has them writes or has a reason for.
+    `has` is what the trainer that has them writes or has a reason for; `has_muon` is whether that
+    trainer has the trial's muon by a key of its own.
     The second value says where it differs from the trial's. The settings of a process
     (`launch.py`) are not changed.
     """
     config = recipe.config
     unknown = unknown_values(config, has, trainer="TrainingArguments")
     reasons = {**unknown, **reasons_in(_LACKING, config)}
+    if has_muon and config.optimizer == "muon":
+        del reasons["optimizer"]
     if recipe.is_fp16_on_cpu:
         reasons = {"precision": ("fp32", FP16_ON_CPU), **reasons}
     if config.checkpointing in ("every-2", "every-4") and not has_every_n_layers:
@@ -213,7 +220,8 @@ def _batch_keys(recipe: Recipe) -> dict[str, Any]:
 def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     """Returns the keys of the optimizer, its learning rate and gradient clipping."""
     settings = OPTIMIZERS[closest.optimizer].settings
-    name = _OPTIMIZERS[closest.optimizer]
+    # A trainer with muon has a key of its own for it, and takes the numbers of its AdamW from here.
+    name = _OPTIMIZERS["adamw" if closest.optimizer == "muon" else closest.optimizer]
     if name == "adamw_torch" and closest.optimizer_fusion == "kernel":
         name = "adamw_torch_fused"
     keys: dict[str, Any] = {"optim": name}

@@ -17,6 +17,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from autotune.exporters import accelerate_config
 from autotune.exporters.llamafactory_yaml import ATTENTION_NAMES
+from autotune.spec.optimizers import OPTIMIZERS
 from tests.exporters.readers import imported
 from tests.exporters.readers.hugging_face import (
     FOLDER,
@@ -30,7 +31,7 @@ TABLE = load("llamafactory")
 OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
     *("streaming", "neat_packing", "use_galore"),
-    *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
+    *("use_apollo", "use_badam", "use_adam_mini", "use_llama_pro", "fp8"),
     "gradient_checkpointing",
 )
 """Keys that would change memory, speed or numbers, and that no export turns on."""
@@ -47,10 +48,16 @@ def read(export, version):
     args, done = arguments(values), imported.read("llamafactory", export)
     if values["stage"] == "pt" and values["packing"] is True:
         done["sequence_length"] -= 1  # it would cut them so
+    if not values["use_muon"]:
+        optimizer = optimizer_by_arguments(args)
+    else:
+        # It takes the numbers of AdamW (`train/trainer_utils.py`: _create_muon_optimizer).
+        settings = OPTIMIZERS["muon"].settings
+        assert (args.adam_beta1, args.adam_beta2) == settings["betas"]
+        assert (args.adam_epsilon, args.weight_decay) == (settings["eps"], settings["weight_decay"])
+        optimizer = {"optimizer": "muon", "learning_rate": args.learning_rate}
     return imported.merged(
-        workload_settings(args, devices=done["devices_per_trial"]),
-        optimizer_by_arguments(args),
-        done,
+        workload_settings(args, devices=done["devices_per_trial"]), optimizer, done
     )
 
 
