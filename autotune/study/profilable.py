@@ -7,12 +7,23 @@ from autotune.spec.workload import Workload
 
 
 def check_can_be_profiled(record: TrialRecord, *, study: str, workload: Workload) -> None:
-    """Raise InvalidInput for a trial of a script or of DeepSpeed, or one that was never trained."""
+    """Raise InvalidInput for a trial of a script, of DeepSpeed, or on several nodes.
+
+    Also for one that was never trained.
+    """
     if workload.script is not None:
         raise InvalidInput(
             f"study {study!r} trains the script {workload.script}, whose steps cannot be profiled "
             "from outside",
             hint="use torch.profiler in the script, with the settings of autotune show",
+        )
+    if workload.nodes_per_trial > 1:
+        devices = workload.devices_per_trial // workload.nodes_per_trial
+        raise InvalidInput(
+            f"trials of study {study!r} ran on {workload.nodes_per_trial} nodes together, and a "
+            "profile runs on this machine alone",
+            hint=f"search with the same settings on one node, --devices-per-trial {devices} "
+            f"--nodes-per-trial 1 --name {study[:80]}-one-node, and profile a trial of that",
         )
     if record.config.engine == "deepspeed":
         raise InvalidInput(
