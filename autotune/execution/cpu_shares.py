@@ -106,7 +106,7 @@ def check_is_one_node(nodes: int) -> None:
     if nodes > 1:
         raise InvalidInput(
             f"a trial on {nodes} nodes needs a Ray cluster, and this one would run on this machine",
-            hint="give its address with --ray, such as --ray auto, or leave --nodes-per-trial out; "
+            hint="give its address with --ray, such as --ray auto, or --nodes-per-trial 1; "
             "autotune predict needs no nodes",
         )
 

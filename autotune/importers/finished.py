@@ -49,6 +49,7 @@ def finished(
     Raises InvalidInput for techniques that exclude one another here, and for a training whose
     model, length or batch neither the file nor an option says.
     """
+    workload = {**workload, **_nodes(keys, workload)}
     told = {**workload, **keys.options}
     of_option = any(keys.options.get(name) is not None for name in _MAKE_A_MODEL)
     if of_option:
@@ -120,3 +121,23 @@ def devices_of(keys: KeysOfFile, stated: int | None = None) -> int:
     if stated is None and keys.launcher is not None:
         stated = keys.launcher.whole_number("num_processes", least=1)
     return stated or 1
+
+
+def _nodes(keys: KeysOfFile, workload: Mapping[str, Any]) -> dict[str, int | None]:
+    """Returns the setting for the nodes that the devices of a training are on, if they are several.
+
+    The trainer's own file says them, or its launcher; of a number of devices that is given beside
+    the file they say nothing.
+    """
+    nodes: int = workload.get("nodes_per_trial") or 1
+    if nodes == 1 and keys.launcher is not None:
+        nodes = keys.launcher.whole_number("num_machines", least=1) or 1
+    if keys.options.get("devices_per_trial") is not None or nodes == 1:
+        return {"nodes_per_trial": None}
+    devices = workload.get("devices_per_trial") or 1
+    if devices % nodes:
+        raise InvalidInput(
+            f"{keys.file} has {devices} devices on {nodes} nodes, which cannot have as many each",
+            hint="give the devices by --devices-per-trial, and the nodes by --nodes-per-trial",
+        )
+    return {"nodes_per_trial": nodes}

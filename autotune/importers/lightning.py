@@ -118,6 +118,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     }
     if devices > 1:
         workload["devices_per_trial"] = devices
+        workload["nodes_per_trial"] = keys.whole_number("trainer.num_nodes", least=1)
     rate = _rate(keys, callback)
     if rate is not None:
         workload["learning_rates"] = {optimizer["optimizer"]: rate}

@@ -6,7 +6,11 @@ import pytest
 import yaml
 
 from autotune.exporters import TARGETS
+from autotune.exporters.accelerate_config import FILE as ACCELERATE
+from autotune.exporters.into.dialects import DIALECTS
+from autotune.importers.registry import import_files
 from autotune.spec.config import TrainingConfig
+from tests.exporters.readers.imported import OPTIONS
 from tests.exporters.recipes import recipe
 
 VERSIONS = [(name, version) for name, target in TARGETS.items() for version in target.versions]
@@ -50,3 +54,20 @@ def test_the_processes_of_accelerate_are_those_of_all_machines():
 def test_the_processes_of_torchrun_are_those_of_each_node():
     export = TARGETS["transformers"].write(on_nodes(2), TARGETS["transformers"].versions[0])
     assert "--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d" in export.command
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_nodes_that_an_export_writes_are_read_back(name, tmp_path):
+    """What stands in the command alone, as torchrun has it, no file says."""
+    export = DIALECTS[name].write(on_nodes(2))
+    for file, text in export.files.items():
+        (tmp_path / file).write_text(text)
+    files = [tmp_path / one for one in (DIALECTS[name].file, ACCELERATE) if one in export.files]
+    options = OPTIONS.get(name, {"model": "gpt"})
+    if re.search(r"num_machines|num_nodes", " ".join(export.files.values())):
+        found = import_files(files, options).workload
+        assert (found["devices_per_trial"], found["nodes_per_trial"]) == (4, 2)
+        found = import_files(files, {**options, "devices_per_trial": 2}).workload
+        assert "nodes_per_trial" not in found
+    else:
+        assert re.search(r"nnodes\W2\b", export.command)

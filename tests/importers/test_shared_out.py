@@ -238,8 +238,22 @@ def test_a_strategy_of_lightning_is_a_sharding(strategy, sharding, engine, tmp_p
     trainer = {"precision": "bf16-mixed", "devices": 2, "num_nodes": 2, "strategy": strategy}
     content = {**SMALLEST["lightning"], "trainer": trainer}
     found = import_file(written("lightning", content, tmp_path), OPTIONS["lightning"])
-    assert found.workload["devices_per_trial"] == 4
+    assert (found.workload["devices_per_trial"], found.workload["nodes_per_trial"]) == (4, 2)
     assert (found.config["sharding"], found.config["engine"]) == (sharding, engine)
+
+
+@pytest.mark.parametrize("trainer", OF_TRANSFORMERS)
+def test_a_file_of_accelerate_for_two_machines_of_eight_is_sixteen_devices_on_two_nodes(
+    trainer, tmp_path
+):
+    launcher = tmp_path / "accelerate.yaml"
+    file = written(trainer, SMALLEST[trainer], tmp_path)
+    launcher.write_text("distributed_type: MULTI_GPU\nnum_processes: 16\nnum_machines: 2\n")
+    found = import_files((file, launcher)).workload
+    assert (found["devices_per_trial"], found["nodes_per_trial"]) == (16, 2)
+    launcher.write_text("distributed_type: MULTI_GPU\nnum_processes: 16\nnum_machines: 3\n")
+    with pytest.raises(InvalidInput, match="16 devices on 3 nodes"):
+        import_files((file, launcher))
 
 
 def test_fp8_beside_split_matrices_is_computed_in_bfloat16_and_said(tmp_path):
