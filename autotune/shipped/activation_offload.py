@@ -31,7 +31,9 @@ def offloaded(model: nn.Module) -> AbstractContextManager[object]:
         # A matrix product saves a transposed view of its weight. That view has the same storage as
         # the parameter.
         if is_small or tensor.untyped_storage()._cdata in parameters:
-            return tensor
+            # Not itself: what an operator keeps of its own result would keep the operator in turn,
+            # and a graph without a backward pass would stay for ever.
+            return tensor.detach()
         return to_host(tensor)
 
     return saved_tensors_hooks(pack, _unpack)

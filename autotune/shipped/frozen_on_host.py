@@ -81,6 +81,9 @@ class FrozenOnHost:
 
     def begin(self, block: int) -> None:
         """Brings a block's weights for its forward pass, which may be that of a recomputation."""
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        if not is_in_backward and self._in_backward is not None:
+            self.free_all()  # an exception has ended that backward pass
         last = len(self._weights) - 1 if self._in_backward is None else self._in_backward
         self._use(block, min(block + 1, last))
 
@@ -92,7 +95,7 @@ class FrozenOnHost:
     def begin_backward(self, block: int, _gradient: Tensor) -> None:
         """Brings a block's weights for its backward pass."""
         if self._in_backward is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self.free_all)
         self._in_backward = block
         self._use(block, block - 1)
 
@@ -104,6 +107,12 @@ class FrozenOnHost:
         for on_device, copy in self._weights[block]:
             on_device.untyped_storage().resize_(copy.untyped_storage().nbytes())
             on_device.copy_(copy, non_blocking=True)
+
+    def free_all(self) -> None:
+        """Frees the weights of all blocks, at the end of a backward pass or of one that failed."""
+        self._in_backward = None
+        for block in set(self._on_device):
+            self._free(block)
 
     def keep(self, block: int) -> None:
         """Takes the weights of a block on the device for those on the host."""
@@ -133,11 +142,6 @@ class FrozenOnHost:
         for on_device, _ in self._weights[block]:
             on_device.untyped_storage().resize_(0)
         self._on_device.discard(block)
-
-    def _end_of_backward(self) -> None:
-        self._in_backward = None
-        for block in set(self._on_device):
-            self._free(block)
 
 
 def parts_to_host(weight: Tensor) -> list[Tensor]:

@@ -70,6 +70,7 @@ def _in_segments(call: Method) -> Method:
         if index > 0:
             hidden, output = segment.outputs.pop(index, (None, None))
             return output if hidden is args[0] else call(self, *args, **kwargs)
+        segment.outputs = {}  # of a forward pass that an exception has ended
         outputs = run_recomputed(segment.blocks, segment.run, args, kwargs, {})
         segment.outputs = {
             later: (_hidden_of(outputs[later - 1]), outputs[later])
