@@ -14,9 +14,14 @@ from autotune.errors import IllegalConfiguration, first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
-from autotune.spec.config import DEPENDENT_FIELDS, EIGHT_BIT_PRECISIONS, TrainingConfig
+from autotune.spec.config import (
+    DEPENDENT_FIELDS,
+    EIGHT_BIT_PRECISIONS,
+    SELECTIVE,
+    TrainingConfig,
+)
 from autotune.spec.optimizers import OPTIMIZERS
-from autotune.techniques import attention, feed_forward, kernels, tensor_parallel
+from autotune.techniques import attention, checkpointing, feed_forward, kernels, tensor_parallel
 from autotune.techniques.adapter import missing_layers, saved_modules
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 
@@ -62,6 +67,10 @@ def missing_parts(
                 if reason is None and (technique, value) == ("feed_forward", "tiled"):
                     reason = feed_forward.why_nothing_is_saved(
                         parts, sequence_length=sequence_length
+                    )
+                if reason is None and technique == "checkpointing" and value in SELECTIVE:
+                    reason = checkpointing.why_not_recomputed(
+                        parts, value, sequence_length=sequence_length
                     )
             if reason:
                 found.setdefault(technique, {})[str(value)] = reason

@@ -8,9 +8,10 @@ import torch
 from autotune.errors import IllegalConfiguration
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
-from autotune.spec.config import EIGHT_BIT_PRECISIONS, TrainingConfig
+from autotune.spec.config import EIGHT_BIT_PRECISIONS, KEEPS_PRODUCTS, SELECTIVE, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.workload import make_workload
+from autotune.techniques.checkpointing import CHANGES_WHAT_IS_KEPT
 from autotune.techniques.requirements import check_parts, missing_parts
 
 CHOICES = {
@@ -123,3 +124,19 @@ def test_a_requested_chunked_loss_is_rejected_where_logits_change_after_the_head
     parts = shapes_of(model_type="granite", logits_scaling=8.0)
     with pytest.raises(IllegalConfiguration, match="changes the logits"):
         check_parts(parts, TrainingConfig(loss="chunked"))
+
+
+GPT_OSS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+BY_OPERATOR = {"checkpointing": [*SELECTIVE, "block"]}
+
+
+def test_a_model_that_changes_matrix_products_in_place_cannot_keep_them(shapes_of):
+    """It adds the biases of experts to their grouped product."""
+    missing = missing_parts(shapes_of(**GPT_OSS), BY_OPERATOR, sequence_length=32)
+    assert missing == {"checkpointing": dict.fromkeys(KEEPS_PRODUCTS, CHANGES_WHAT_IS_KEPT)}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma3_text"])
+def test_other_models_can(model_type, shapes_of):
+    parts = shapes_of(model_type=model_type)
+    assert missing_parts(parts, BY_OPERATOR, sequence_length=32) == {}

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils.checkpoint import CheckpointError
 
 from autotune.errors import BudgetTooSmall, PredictionImpossible
 from autotune.execution.server.infrastructure import (
@@ -32,6 +31,7 @@ from autotune.memory.meter import CONTEXT_ALONE
 from autotune.spec.result import Measurement
 from autotune.spec.setting import NO_LIMIT
 from autotune.system.build_tools import first_compile_error
+from autotune.techniques.checkpointing import CHANGES_WHAT_IS_KEPT, why_not_again
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 from autotune.units import format_size
@@ -110,10 +110,6 @@ def measurement_of_exception(
     return Measurement(outcome="crashed", message=message)
 
 
-_NOT_RECOMPUTED = "encountered during backward but not found in storage"
-"""Part of the message of selective checkpointing for an operator that forward did not run."""
-
-
 def _limit_of_torch(error: BaseException, config: Mapping[str, Any]) -> str:
     """Returns which technique torch cannot apply to this model, and what to use instead.
 
@@ -123,17 +119,17 @@ def _limit_of_torch(error: BaseException, config: Mapping[str, Any]) -> str:
     budget = config.get("activation_budget", NO_LIMIT)
     scope = config.get("compile", "none")
     for cause in exception_chain(error):
-        is_of_checkpointing = isinstance(cause, CheckpointError) or _NOT_RECOMPUTED in str(cause)
-        if is_of_checkpointing and budget != NO_LIMIT:
+        why = why_not_again(cause)
+        if why and budget != NO_LIMIT:
             return (
-                f"activation_budget {budget} cannot recompute this model: its forward pass runs "
-                "other operators the second time; use activation_budget none"
+                f"activation_budget {budget} cannot recompute this model: {why}; use "
+                "activation_budget none"
             )
-        if is_of_checkpointing and checkpointing != "none":
+        if why and checkpointing != "none":
+            instead = "block" if why == CHANGES_WHAT_IS_KEPT else "none"
             return (
-                f"checkpointing {checkpointing} cannot recompute this model: its forward pass runs "
-                "other operators the second time, as one that fills a cache does; use "
-                "checkpointing none, or turn off what the model stores"
+                f"checkpointing {checkpointing} cannot recompute this model: {why}; use "
+                f"checkpointing {instead}"
             )
         if isinstance(cause, TorchDynamoException) and scope != "none":
             return f"torch.compile cannot compile this model with compile {scope}; use compile none"

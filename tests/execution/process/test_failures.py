@@ -14,7 +14,8 @@ from autotune.execution.process.failures import measurement_of_exception
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.shipped.checkpointing import recompute
-from autotune.shipped.selective import selective_contexts
+from autotune.shipped.selective import contexts_keeping, selective_contexts
+from autotune.techniques.checkpointing import CHANGES_WHAT_IS_KEPT
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 
@@ -161,6 +162,28 @@ def test_a_model_that_recomputes_something_else_is_a_limit_of_the_checkpointing(
     assert measurement.message.startswith("checkpointing selective cannot recompute this model")
     assert "use checkpointing none" in measurement.message
     assert "aten." in measurement.message
+
+
+@pytest.mark.parametrize("setting", ["checkpointing", "activation_budget"])
+def test_a_model_that_changes_what_is_kept_is_a_limit_of_the_checkpointing(setting):
+    class Adding(nn.Module):
+        def forward(self, x):
+            return (x @ x).add_(1).exp()
+
+    block = Adding()
+    of_setting = {
+        "checkpointing": ("selective", selective_contexts),
+        "activation_budget": ("1GiB", contexts_keeping(frozenset({("aten.mm", 0)}))),
+    }
+    value, contexts = of_setting[setting]
+    recompute(block, context_fn=contexts)
+    with pytest.raises(RuntimeError) as ended:
+        block(torch.ones(2, 2, requires_grad=True)).sum().backward()
+    config = {"checkpointing": "none", setting: value}
+    measurement = measurement_of_exception(ended.value, device_type="cpu", config=config)
+    assert measurement.message.startswith(
+        f"{setting} {value} cannot recompute this model: {CHANGES_WHAT_IS_KEPT}; use {setting} "
+    )
 
 
 def test_code_that_torch_cannot_compile_is_a_limit_of_compilation():
