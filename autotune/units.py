@@ -67,6 +67,16 @@ def format_size(size_bytes: float) -> str:
     return f"{size:.2f} TiB"
 
 
+def format_enough(size_bytes: int) -> str:
+    """Returns a size as `format_size` does, rounded up: it is enough where given."""
+    words = format_size(size_bytes)
+    if parse_size(words) >= size_bytes:
+        return words
+    number, unit = words.split()
+    last_digit = Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent))
+    return f"{Decimal(number) + last_digit} {unit}"
+
+
 def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
     """Returns both sizes in words that differ if they do: in bytes where rounding hides it."""
     words = format_size(size_bytes), format_size(other_bytes)

@@ -11,6 +11,7 @@ from autotune.units import (
     format_amount,
     format_decimal,
     format_duration,
+    format_enough,
     format_percent,
     format_size,
     parse_duration,
@@ -129,6 +130,11 @@ def test_a_formatted_size_is_read_back_within_what_it_shows(size_bytes):
 
 
 @given(st.integers(1, 1023 * GIB))
+def test_a_size_that_is_enough_is_not_less_and_as_short(size_bytes):
+    assert size_bytes <= parse_size(format_enough(size_bytes)) <= size_bytes * 1.011 + 1
+
+
+@given(st.integers(min_value=1, max_value=2**40))
 def test_a_formatted_size_has_one_to_four_digits_before_the_point(size_bytes):
     assert re.fullmatch(r"\d{1,4}(\.\d{1,2})? (B|KiB|MiB|GiB)", format_size(size_bytes))
 

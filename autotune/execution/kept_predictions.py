@@ -23,10 +23,13 @@ from autotune.execution.kept_file import UNREADABLE, read_kept, write_kept
 from autotune.spec.config import TECHNIQUES
 from autotune.spec.prediction import Prediction, PredictionRequest
 from autotune.spec.reading import parse
+from autotune.spec.setting import NO_LIMIT
 from autotune.spec.user_code import is_function_reference
 
 FOLDER = "predictions"
 """Name of the folder of these files in the user's cache folder."""
+LEAST = "least"
+"""The same of the least activation budgets."""
 _MOST_PREDICTIONS = 2000
 """One takes about 15 KB."""
 _OF_TECHNIQUES = {one for technique in TECHNIQUES.values() for one in technique.packages.values()}
@@ -53,6 +56,25 @@ def write_prediction(request: PredictionRequest, prediction: Prediction) -> None
     if _can_be_kept(request):
         kept = {"day": date.today().isoformat(), "prediction": prediction.to_dict()}
         write_kept(FOLDER, _key(request), kept, most_files=_MOST_PREDICTIONS)
+
+
+def read_least(request: PredictionRequest) -> int | None:
+    """Returns the bytes of the least activation budget that is enough, if one was too small."""
+    try:
+        return int(read_kept(LEAST, _key(_of_any_budget(request))))
+    except UNREADABLE:
+        return None
+
+
+def write_least(request: PredictionRequest, least_bytes: int) -> None:
+    """Keeps the least activation budget that is enough for a training."""
+    if _can_be_kept(request):
+        key = _key(_of_any_budget(request))
+        write_kept(LEAST, key, least_bytes, most_files=_MOST_PREDICTIONS)
+
+
+def _of_any_budget(request: PredictionRequest) -> PredictionRequest:
+    return replace(request, config=replace(request.config, activation_budget=NO_LIMIT))
 
 
 def _can_be_kept(request: PredictionRequest) -> bool:

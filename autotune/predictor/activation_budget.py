@@ -29,7 +29,7 @@ from autotune.spec.kept_activations import KeptActivations
 from autotune.spec.memory_fit import MemoryFitRequest
 from autotune.spec.prediction import Prediction
 from autotune.techniques.checkpointing import in_words
-from autotune.units import format_size
+from autotune.units import format_enough, format_size
 
 CPU_RATES = Rates(
     flops_per_second=100e9,
@@ -80,6 +80,17 @@ def checkpointing_within(
         least_bytes=None if found.least is None else found.least.peak_memory_bytes,
         blocks=tuple(map(in_words, found.kept)),
     )
+
+
+def too_small(budget_bytes: int, *, least_bytes: int) -> BudgetTooSmall:
+    """Returns the error of a budget that is less than the least that is enough."""
+    error = BudgetTooSmall(
+        f"a budget of {format_size(budget_bytes)} is less than the {format_enough(least_bytes)} "
+        "that the training needs with every block recomputed",
+        hint="give at least that much, or fewer rows",
+    )
+    error.least_bytes = least_bytes
+    return error
 
 
 def blocks_to_plan(training: UserTraining) -> list[nn.Module]:
@@ -150,12 +161,7 @@ class ActivationPlanner:
             )
         least = self.least
         if least.peak_memory_bytes > budget_bytes:
-            raise BudgetTooSmall(
-                f"a budget of {format_size(budget_bytes)} is less than the "
-                f"{format_size(least.peak_memory_bytes)} that the training needs with every block "
-                "recomputed",
-                hint="give at least that much, or fewer rows",
-            )
+            raise too_small(budget_bytes, least_bytes=least.peak_memory_bytes)
         best = BudgetedActivations(
             kept=(frozenset(),) * len(self._traces),
             prediction=least,

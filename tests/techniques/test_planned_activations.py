@@ -1,6 +1,7 @@
 """The technique `activation_budget`: the plan of a prediction is what a training does."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -25,6 +26,7 @@ from autotune.spec.training_request import TrainingRequest
 from autotune.storage.rows import measurement_from_values, measurement_values
 from autotune.techniques.checkpointing import in_words, kept_by
 from autotune.training.trainer import Trainer
+from autotune.units import parse_size
 from tests.techniques.families import FAMILIES, GLOBAL_BATCH, workload_of
 
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
@@ -147,11 +149,30 @@ def test_a_budget_for_everything_is_the_program_without_a_budget(gpt):
 
 def test_a_budget_that_cannot_be_met_is_infeasible_and_names_the_least(gpt):
     config = dataclasses.replace(gpt.plain, activation_budget="1KiB")
-    with pytest.raises(PredictionImpossible, match=r"of 1\.00 KiB is less than the .* MiB"):
+    with pytest.raises(PredictionImpossible, match=r"of 1\.00 KiB is less than the") as error:
         predicted(gpt.workload, config)
+    [least] = re.findall(r"than the (\S+ \S+) that", error.value.message)
+    enough = dataclasses.replace(gpt.plain, activation_budget=str(parse_size(least)))
+    assert predicted(gpt.workload, enough).peak_memory_bytes <= parse_size(least)
     error = BudgetTooSmall("a budget of 1.00 KiB is less than the 2.00 MiB")
     ended = measurement_of_exception(error, device_type="cpu")
     assert (ended.outcome, ended.message) == ("predicted_over_cap", error.message)
+
+
+def test_the_least_budget_is_worked_out_once(gpt, monkeypatch):
+    def predicted_within(budget):
+        predicted(gpt.workload, dataclasses.replace(gpt.plain, activation_budget=budget))
+
+    with pytest.raises(PredictionImpossible) as first:
+        predicted_within("2KiB")
+
+    def predicted_again(*_, **__):
+        raise AssertionError("it was predicted again")
+
+    monkeypatch.setattr(answers.predictor, "predict", predicted_again)
+    with pytest.raises(PredictionImpossible) as second:
+        predicted_within("3KiB")
+    assert second.value.message == first.value.message.replace("2.00 KiB", "3.00 KiB")
 
 
 def test_two_blocks_keep_what_the_blocks_of_the_whole_model_do(gpt):

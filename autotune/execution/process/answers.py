@@ -13,10 +13,21 @@ from typing import Any
 
 import torch
 
-from autotune.errors import PredictionImpossible, StorageUnavailable, StudyMismatch, TrialLost
+from autotune.errors import (
+    BudgetTooSmall,
+    PredictionImpossible,
+    StorageUnavailable,
+    StudyMismatch,
+    TrialLost,
+)
 from autotune.execution import probe_cache
 from autotune.execution.joint_outcome import together
-from autotune.execution.kept_predictions import read_prediction, write_prediction
+from autotune.execution.kept_predictions import (
+    read_least,
+    read_prediction,
+    write_least,
+    write_prediction,
+)
 from autotune.execution.process import device as device_tasks
 from autotune.execution.process import device_peaks
 from autotune.execution.process.failures import measurement_of_exception
@@ -49,6 +60,7 @@ from autotune.execution.tasks import (
 from autotune.memory import torch_interfaces
 from autotune.models import build_model
 from autotune.predictor import predict as predictor
+from autotune.predictor.activation_budget import too_small
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.examined import Examined
 from autotune.spec.file_watch import (
@@ -367,11 +379,26 @@ def predict(task: Predict) -> Prediction:
     plan = replace(request, workload=workload, with_timeline=False, extrapolates="nothing")
     prediction = read_prediction(plan)
     if prediction is None:
-        prediction = predict_whole(plan)
+        prediction = _planned_prediction(plan, predict_whole)
         write_prediction(plan, prediction)
     if request.with_timeline:
         return predict_whole(replace(request, kept=prediction.kept))
     return prediction
+
+
+def _planned_prediction(
+    plan: PredictionRequest, predict_whole: Callable[[PredictionRequest], Prediction]
+) -> Prediction:
+    """Raises BudgetTooSmall without a prediction where the least budget is known."""
+    budget_bytes, least_bytes = parse_size(plan.config.activation_budget), read_least(plan)
+    if least_bytes is not None and budget_bytes < least_bytes:
+        raise too_small(budget_bytes, least_bytes=least_bytes)
+    try:
+        return predict_whole(plan)
+    except BudgetTooSmall as error:
+        if error.least_bytes is not None:
+            write_least(plan, error.least_bytes)
+        raise
 
 
 def _predict_all_ranks(request: PredictionRequest) -> Prediction:
