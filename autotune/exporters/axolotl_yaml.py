@@ -40,6 +40,7 @@ from autotune.spec.config import (
 )
 from autotune.spec.prompt_format import PromptFormat, columns_of, of_axolotl, template_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
+from autotune.system.allocator_settings import assignments
 
 FILE = "axolotl.yaml"
 
@@ -84,7 +85,7 @@ def write(recipe: Recipe, version: str) -> Export:
             start = f"torchrun {options}"
         command = f"{start} {LAUNCHER} -m axolotl.cli.train {FILE}"
     if effective["allocator"] == "default":
-        command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
+        command = f"{assignments(expandable=False)} {command}"
     return Export(
         files={**files, **filled.files},
         command=command,

@@ -17,6 +17,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.spec.config import CUDA_GRAPHS
 from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
+from autotune.system.allocator_settings import assignments
 
 FILE = "autotune.yaml"
 _COLLATOR = "DataCollatorForCausalLM"
@@ -36,7 +37,7 @@ def write(recipe: Recipe, version: str) -> Export:
     recipe, effective = closest.recipe, closest.effective()
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "
     if effective["allocator"] == "expandable":
-        command += "PYTORCH_ALLOC_CONF=expandable_segments:True "
+        command += f"{assignments(expandable=True)} "
     return Export(
         files={FILE: _text(recipe, effective, version)},
         command=f"{command}forgather -t {FILE} train",

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.exporters.promise import literal_lines
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.spec.config import CUDA_GRAPHS, Attention, TrainingConfig
+from autotune.system.allocator_settings import VARIABLES
 
 FILE = "autotune_launch.py"
 PROCESS_SETTINGS = ("memory_budget", "compile_mode", "attention", "allocator")
@@ -41,10 +42,10 @@ def before_torch(config: TrainingConfig) -> list[str]:
     if config.allocator == "default":
         return []
     return [
-        "# The user's other settings stay. torch prefers the older name where both are set.",
-        'own = os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", "")',
-        'own = own or os.getenv("PYTORCH_ALLOC_CONF", "")',
-        'os.environ["PYTORCH_ALLOC_CONF"] = f"{own},expandable_segments:True".lstrip(",")',
+        "# The user's other settings stay. Before 2.10 torch knows the older name alone.",
+        'own = os.getenv("PYTORCH_CUDA_ALLOC_CONF") or os.getenv("PYTORCH_ALLOC_CONF", "")',
+        "for name in ({}):".format(", ".join(f'"{name}"' for name in VARIABLES)),
+        '    os.environ[name] = f"{own},expandable_segments:True".lstrip(",")',
     ]
 
 

@@ -33,6 +33,7 @@ from autotune.exporters.several_nodes import FIRST_NODE, PORT
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
+from autotune.system.allocator_settings import assignments
 
 FILE = "lightning.yaml"
 
@@ -73,7 +74,7 @@ def write(recipe: Recipe, version: str) -> Export:
     command = f"python main.py fit -c {FILE}"
     if recipe.config.allocator == "expandable":
         # The allocator reads the variable once, before a callback could set it.
-        command = f"PYTORCH_ALLOC_CONF=expandable_segments:True {command}"
+        command = f"{assignments(expandable=True)} {command}"
     return Export(
         files=files,
         command=command,

@@ -48,6 +48,7 @@ from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.system.allocator_settings import for_any_torch
 
 FILE = "ms_swift.yaml"
 SETTINGS_FILE = "autotune_settings.py"
@@ -154,7 +155,7 @@ def _environment(recipe: Recipe) -> dict[str, Any]:
     elif recipe.device_type == "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = "0"
     if recipe.config.allocator == "expandable":
-        variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        variables |= for_any_torch(expandable=True)
     return variables
 
 

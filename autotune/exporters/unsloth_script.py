@@ -37,6 +37,7 @@ from autotune.exporters.trainer_keys import HAS, KEY_NOTES, closest_config, trai
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
+from autotune.system.allocator_settings import for_any_torch
 
 FILE = "unsloth_train.py"
 
@@ -214,7 +215,8 @@ def _text_column(workload: Workload) -> str | None:
 def _script(recipe: Recipe, closest: TrainingConfig, effective: Mapping[str, Any]) -> str:
     workload, config = recipe.workload, recipe.config
     is_chat = workload.chat_column is not None
-    allocator = config.allocator == "expandable"
+    allocator = for_any_torch(expandable=config.allocator == "expandable")
+    variables = "\n".join(f'os.environ["{name}"] = "{value}"' for name, value in allocator.items())
     names = "train_on_responses_only"
     if workload.chat_column == SHAREGPT_COLUMN:
         names = f"standardize_sharegpt, {names}"
@@ -229,7 +231,7 @@ For unsloth 2026.10.
 
 import os
 
-os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:{allocator}"
+{variables}
 
 from unsloth import FastLanguageModel  # before trl and transformers, which it changes
 {imports}

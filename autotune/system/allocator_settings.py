@@ -7,7 +7,9 @@ the later value. Source: c10/core/AllocatorConfig.cpp
 import os
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The name until torch 2.9 and today's. torch 2.13 reads the older alone where both are set."""
+"""The older name and today's. torch takes expandable segments from the older alone until 2.9.1
+(https://github.com/pytorch/pytorch/issues/183387), and 2.13 from the older where both are set
+(c10/cuda/CUDAAllocatorConfig.h): what is set for any torch stands in both."""
 
 
 _OURS = ("expandable_segments", "backend")
@@ -24,6 +26,17 @@ def kept_settings() -> str:
     """Returns those settings of the user that a trial has."""
     parts = own_settings().split(",")
     return ",".join(part for part in parts if not part.strip().startswith(_OURS))
+
+
+def for_any_torch(*, expandable: bool) -> dict[str, str]:
+    """Returns the variables that give a process this kind of segments, whichever torch it has."""
+    return dict.fromkeys(VARIABLES, f"expandable_segments:{expandable}")
+
+
+def assignments(*, expandable: bool) -> str:
+    """Returns the same as a shell has it before a command."""
+    variables = for_any_torch(expandable=expandable)
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def set_segments(*, expandable: bool) -> None:

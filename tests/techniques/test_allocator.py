@@ -5,10 +5,12 @@ import os
 import pytest
 
 from autotune.execution.server import client
+from autotune.exporters import TARGETS
 from autotune.exporters.launch import before_torch
 from autotune.spec.config import TrainingConfig
 from autotune.system.allocator_settings import own_settings
 from autotune.techniques.allocator import set_allocator
+from tests.exporters.recipes import recipe
 
 TODAY, BEFORE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 OWN = "max_split_size_mb:128,garbage_collection_threshold:0.8"
@@ -43,8 +45,17 @@ def settings(monkeypatch):
 def test_expandable_segments_leave_the_other_settings_as_they_are(set_segments, name, settings):
     settings(**{name: OWN})
     set_segments("expandable")
-    assert os.environ[TODAY] == f"{OWN},expandable_segments:True"
-    assert BEFORE not in os.environ, "torch would read this one alone"
+    assert own_settings() == os.environ[TODAY] == f"{OWN},expandable_segments:True"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_what_an_export_sets_holds_in_any_torch(target, allocator):
+    """Before 2.10 torch knows the older name alone, and 2.13 prefers it."""
+    asked = recipe(TrainingConfig(micro_batch_size=8, allocator=allocator))
+    export = TARGETS[target].write(asked, TARGETS[target].versions[0])
+    for text in (export.command, *export.files.values()):
+        assert (TODAY in text) == (BEFORE in text)
 
 
 def test_default_segments_of_a_trial_leave_the_other_settings_as_they_are(settings):

@@ -45,6 +45,7 @@ from autotune.spec.config import (
     rule_violations,
 )
 from autotune.spec.workload import BESIDE_ADAPTERS, Workload
+from autotune.system.allocator_settings import assignments
 
 _IDLE = (
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -518,7 +519,7 @@ class _Change:
             command += f", by python {LAUNCHER} and the name of your script"
         if self._wanted.allocator == self._has.allocator:
             return command
-        setting = f"PYTORCH_ALLOC_CONF=expandable_segments:{self._wanted.allocator == 'expandable'}"
+        setting = assignments(expandable=self._wanted.allocator == "expandable")
         if command.startswith(AS_BEFORE):
             return f"{command}, with {setting} in its environment"
         return f"{setting} {command}"

@@ -31,7 +31,7 @@ from autotune.spec.config import (
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.user_files import read_json
 from autotune.spec.workload import Workload
-from autotune.system.allocator_settings import own_settings
+from autotune.system.allocator_settings import assignments, own_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -290,7 +290,7 @@ def _check_applicable(config: TrainingConfig) -> None:
         warnings.warn(
             "allocator expandable is not applied, since torch reads this setting before there is "
             "a model: start the training by the export's autotune_launch.py, or with "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            f"{assignments(expandable=True)}",
             stacklevel=4,
         )
 

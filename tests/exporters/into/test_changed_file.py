@@ -27,6 +27,7 @@ from autotune.spec.config import (
     LegalityContext,
     rule_violations,
 )
+from autotune.system.allocator_settings import assignments
 from tests.exporters.into.files import FILES
 from tests.exporters.recipes import recipe
 
@@ -218,7 +219,7 @@ def test_a_compiler_that_is_named_is_taken_out_with_the_compilation():
 def test_what_is_a_setting_of_the_process_is_in_the_command():
     _, made = keys_of("trl", allocator="expandable")
     assert made.changes == ()
-    assert made.command.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True trl sft")
+    assert made.command.startswith(f"{assignments(expandable=True)} trl sft")
 
 
 def test_a_kernel_without_a_key_is_chosen_by_the_launcher():

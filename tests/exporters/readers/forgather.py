@@ -8,6 +8,7 @@ import yaml
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE
 from tests.exporters.readers.key_table import check, defaults, load
+from tests.exporters.readers.launcher import allocator_of
 from tests.exporters.readers.named_rates import schedule_named
 
 OPTIMIZERS = {
@@ -179,8 +180,5 @@ def _techniques(values):
 
 
 def _allocator(export):
-    settings = [
-        word for word in shlex.split(export.command) if word.startswith("PYTORCH_ALLOC_CONF=")
-    ]
-    assert settings in ([], ["PYTORCH_ALLOC_CONF=expandable_segments:True"])
-    return "expandable" if settings else "default"
+    words = shlex.split(export.command)
+    return allocator_of(dict(word.split("=", 1) for word in words if "_CONF=" in word))

@@ -14,7 +14,7 @@ from autotune.importers.registry import TRAINERS, import_files
 from autotune.importers.several_devices import COPY
 from autotune.spec.config import CHOICES, TrainingConfig
 from tests.exporters.readers.adapters import NOTHING_BESIDE
-from tests.exporters.readers.launcher import process_settings
+from tests.exporters.readers.launcher import allocator_of, process_settings
 
 OPTIONS = {
     "lightning": {"model": "gpt", "sequence_length": 128, "global_batch": 1024},
@@ -88,8 +88,9 @@ def _of_the_process(trainer, export, config):
         for name in PROCESS_SETTINGS
         if process[name] != getattr(_DEFAULTS, name)
     }
-    if said := re.search(r"\bPYTORCH_ALLOC_CONF=expandable_segments:(True|False) ", export.command):
-        done["allocator"] = "expandable" if said[1] == "True" else "default"
+    variables = dict(re.findall(r"\b(PYTORCH_\w+)=(\S+) ", export.command))
+    if variables:
+        done["allocator"] = allocator_of(variables)
     if process["tf32"] and trainer == "torchtitan":  # which has no key for it
         assert config["precision"] == "fp32"
         done["precision"] = "tf32"

@@ -8,10 +8,10 @@ import torch._functorch.config
 import torch._inductor.config
 
 from autotune.exporters.launch import FILE
+from autotune.system.allocator_settings import VARIABLES
 from autotune.techniques.compilation import set_mode
 
 SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
-ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
 
 @contextmanager
@@ -27,9 +27,18 @@ def settings_undone():
         torch.set_float32_matmul_precision(precision)
         torch._functorch.config.activation_memory_budget = budget
         set_mode("default")
-        os.environ.pop(ALLOCATOR, None)
+        for name in VARIABLES:
+            os.environ.pop(name, None)
         for flag in SWITCHES.values():
             getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
+
+
+def allocator_of(variables):
+    """Returns the kind of segments that a process with these variables has, whichever its torch."""
+    [settings] = {variables.get(name) for name in VARIABLES}
+    if settings is None:
+        return "default"
+    return "expandable" if settings.endswith("expandable_segments:True") else "default"
 
 
 def compile_mode_of_this_process():
@@ -53,7 +62,7 @@ def settings_of_this_process():
         "memory_budget": float(torch._functorch.config.activation_memory_budget),
         "compile_mode": compile_mode_of_this_process(),
         "attention": on[0] if len(on) == 1 else "auto",
-        "allocator": "expandable" if "expandable" in os.environ.get(ALLOCATOR, "") else "default",
+        "allocator": allocator_of(os.environ),
         "tf32": torch.get_float32_matmul_precision() == "high",
     }
 

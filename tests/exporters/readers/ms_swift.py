@@ -28,7 +28,11 @@ from tests.exporters.readers.hugging_face import (
     workload_settings,
 )
 from tests.exporters.readers.key_table import check, defaults, load
-from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
+from tests.exporters.readers.launcher import (
+    allocator_of,
+    settings_of_this_process,
+    settings_undone,
+)
 
 TABLE = load("ms_swift")
 OFF = (
@@ -119,9 +123,7 @@ def process_settings(export, values, environment):
         for file in values["external_plugins"]:
             exec(compile(export.files[file], file, "exec"), {"__name__": "settings"})
         process = settings_of_this_process()
-    allocator = environment.get("PYTORCH_ALLOC_CONF")
-    assert allocator in (None, "expandable_segments:True")
-    return {**process, "allocator": "default" if allocator is None else "expandable"}
+    return {**process, "allocator": allocator_of(environment)}
 
 
 def devices_by(export, values):

@@ -34,7 +34,7 @@ from tests.exporters.readers.hugging_face import (
     uncompiled,
     workload_settings,
 )
-from tests.exporters.readers.launcher import compile_mode_of_this_process
+from tests.exporters.readers.launcher import allocator_of, compile_mode_of_this_process
 from tests.exporters.readers.optimizers import BY_CLASS
 from tests.exporters.readers.pytorch_script import activation_budget_of, feed_forward_of
 
@@ -54,9 +54,7 @@ def _read(code, devices):
             "memory_budget": float(torch._functorch.config.activation_memory_budget),
             "compile_mode": compile_mode_of_this_process(),
             "attention": attention_of_process(),
-            "allocator": "expandable"
-            if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", "")
-            else "default",
+            "allocator": allocator_of(os.environ),
         }
         assert module.model_kwargs()["attn_implementation"] == "sdpa"
         for flag in SWITCHES.values():  # a CPU has not all of these kernels

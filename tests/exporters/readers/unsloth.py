@@ -12,6 +12,7 @@ from trl import SFTConfig
 
 from autotune.exporters.unsloth_script import FILE
 from tests.exporters.readers.adapters import NOTHING_BESIDE, UNTRAINED, start_of
+from autotune.system.allocator_settings import for_any_torch
 from tests.exporters.readers.devices import ONE_DEVICE
 from tests.exporters.readers.hugging_face import (
     FOLDER,
@@ -51,12 +52,21 @@ def read(export, version):
         "precision": precision(model, adapter, args),
         "checkpointing": checkpointing(model, adapter, args),
         "loss": "chunked",
-        "allocator": "expandable" if "expandable_segments:True" in text else "default",
+        "allocator": allocator_of(text),
         "sequence_length": args.max_length,
     }
 
 
 def constants_of(text):
+def allocator_of(text):
+    """Returns the kind of segments that it sets for any torch."""
+    for expandable, allocator in ((True, "expandable"), (False, "default")):
+        variables = for_any_torch(expandable=expandable).items()
+        if all(f'os.environ["{name}"] = "{value}"\n' in text for name, value in variables):
+            return allocator
+    raise AssertionError("Unsloth turns expandable segments on, unless a variable says otherwise")
+
+
     """Returns {name: value} of what the script assigns as a literal."""
     return {
         ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
