@@ -65,8 +65,10 @@ WITH_KERNELS: Values = {
 }
 """The same of one that also changes what computes layers of the model."""
 
+OF_EXPERTS = ("attention", "experts")
+"""Values of `adapter_targets` of one that has adapters of experts."""
 WITH_EXPERTS: Values = {
-    "adapter_targets": ("attention", "experts"),
+    "adapter_targets": OF_EXPERTS,
     "base_weights": (*KNOWN["base_weights"], *QUANTIZED_EXPERTS),
 }
 """Of one that has adapters of experts, and stores these in fewer than 16 bits."""

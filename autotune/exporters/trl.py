@@ -23,7 +23,7 @@ from autotune.exporters.devices import closest_by_accelerate, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
-from autotune.exporters.reasons import WITH_EXPERTS, Reason, Values
+from autotune.exporters.reasons import OF_EXPERTS, Reason, Values
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -242,7 +242,7 @@ def _measured_on(devices: int) -> str:
 # as large, unless gradient_accumulation_steps is divided by N."""
 
 
-_HAS: Values = {**HAS, "adapter_targets": WITH_EXPERTS["adapter_targets"]}
+_HAS: Values = {**HAS, "adapter_targets": OF_EXPERTS}
 
 _LARGEST_TILE = (4_096, 32_768)
 """Tokens and columns of the part of the logits that trl's loss computes at once

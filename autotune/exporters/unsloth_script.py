@@ -30,7 +30,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.filled_rows import fill_rows
-from autotune.exporters.reasons import Reason, Table, reasons_in
+from autotune.exporters.reasons import OF_EXPERTS, Reason, Table, Values, reasons_in
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import HAS, KEY_NOTES, closest_config, training_keys
@@ -40,19 +40,19 @@ from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workl
 from autotune.system.allocator_settings import for_any_torch
 
 FILE = "unsloth_train.py"
+_HAS: Values = {**HAS, "adapter_kernels": ("fused",), "adapter_targets": OF_EXPERTS}
 
 
 def write(recipe: Recipe, version: str) -> Export:
     filled = fill_rows(recipe, "Unsloth", is_expressed=_reads(recipe.workload))
-    on_devices = Closest(filled.recipe, "Unsloth", {**HAS, "adapter_kernels": ("fused",)})
+    on_devices = Closest(filled.recipe, "Unsloth", _HAS)
     on_devices.change("kernels", "none", "Unsloth has kernels of its own for them")
     why = "this script is for one device"
     on_devices.use_torch(why)
     on_devices.use_one_device(why)
     on_devices.leave_out_offload(why)
     recipe = on_devices.recipe
-    closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
-    lacking_keys.pop("adapter_kernels", None)  # they are Unsloth's own
+    closest, lacking_keys = closest_config(recipe, has_every_n_layers=False, has=_HAS)
     on_devices.lacks(_lacking(recipe, closest))
     on_devices.lacks(lacking_keys)
     return Export(
@@ -164,6 +164,8 @@ def _adapter(
         "target_modules": _ATTENTION
         if config.adapter_targets == "attention"
         else [*_ATTENTION, *_FEED_FORWARD],
+        # It finds experts by gate_proj, up_proj and down_proj unless told of none.
+        "target_parameters": arguments.get("target_parameters", []),
         "use_dora": config.adapter == "dora",
         "use_rslora": workload.adapter_scaling == "rslora",
         **({"modules_to_save": [*saved]} if saved else {}),
@@ -316,9 +318,11 @@ def _notes(recipe: Recipe) -> Iterator[str]:
             "also those with weight 0, train false or loss false"
         )
     if config.adapter != "none":
+        experts = " and target_parameters those of experts in most models of transformers"
         yield (
-            "target_modules has the names of linear layers in llama, mistral, qwen and gemma: "
-            "compare the number of trained parameters with the trial's"
+            "target_modules has the names of linear layers in llama, mistral, qwen and gemma"
+            f"{experts if config.adapter_targets == 'experts' else ''}: compare the number of "
+            "trained parameters with the trial's"
         )
     yield from packages_note(config)
 

@@ -385,6 +385,29 @@ MIXTRAL = {
 }
 
 
+def test_linear_layers_and_experts_get_adapters_and_learn(tmp_path):
+    workload = {"model": model_name(MIXTRAL), "model_config": MIXTRAL}
+    choices = {"adapter": "lora", "adapter_targets": "experts", "adapter_rank": 2}
+    model = transformers.AutoModelForCausalLM.from_config(make_config(dict(MIXTRAL)))
+    # Each matrix [rows, columns] gets two of rank 2; of a weight of experts, each of its matrices.
+    matrices = [
+        weight.shape if weight.dim() == 3 else (1, *weight.shape)
+        for name, weight in model.model.layers.named_parameters()
+        if weight.dim() == 3 or name.endswith("_proj.weight")
+    ]
+    expected = sum(2 * count * (rows + columns) for count, rows, columns in matrices)
+    with imported(exported(workload=workload, **choices).files["autotune_trainer.py"]) as module:
+        args = module.training_arguments(
+            str(tmp_path), use_cpu=True, max_steps=2, report_to="none", save_strategy="no"
+        )
+        data = module.sequences(["a quick fox jumps "] * 40, lambda text: [3] * len(text))
+        trainer = module.AutotuneTrainer(model, args, train_dataset=data)
+        trainer.train()
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    assert sum(one.numel() for one in trained.values()) == expected
+    assert all(one.any() for name, one in trained.items() if "lora_B" in name), "all have learned"
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_the_balance_of_experts_weighs_as_in_the_trial(micro_batch_size, tmp_path):
     workload = {"model": model_name(MIXTRAL), "model_config": MIXTRAL, "packing": "padded"}

@@ -15,7 +15,7 @@ from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, promise_file, promised
-from autotune.exporters.reasons import WITH_KERNELS, Reason, Table, reasons_in
+from autotune.exporters.reasons import OF_EXPERTS, WITH_KERNELS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.several_nodes import note, torchrun
@@ -97,7 +97,7 @@ def _start(recipe: Recipe) -> str:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that Trainer can share out among devices."""
-    closest = Closest(recipe, "Trainer", WITH_KERNELS)
+    closest = Closest(recipe, "Trainer", {**WITH_KERNELS, "adapter_targets": OF_EXPERTS})
     if recipe.device_type == "cpu":
         closest.use_torch("DeepSpeed of transformers needs a GPU")
     closest.leave_out_zero1()

@@ -71,6 +71,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "trainer.weights": not is_quantized(config),
         "blocks": _needs_blocks(config, by_keys=by_keys) or config.adapter != "none",
         "adapters": config.adapter != "none",
+        "experts": config.adapter_targets == "experts",
         "trainer.loss": config.loss == "chunked",
         "checkpointing": in_code != "none",
         "segments": in_code == "sqrt",
@@ -332,6 +333,8 @@ def _adapter_lines(config: TrainingConfig, workload: Workload) -> list[str]:
             'assert found.attention_name is not None, "the blocks have no attention module"',
             "parts = [getattr(block, found.attention_name) for block in found.blocks]",
         ]
+    if config.adapter_targets == "experts":
+        lines.append("experts = expert_weights(model, parts)")
     return [
         *lines,
         "layers = linear_layers(model, parts)",

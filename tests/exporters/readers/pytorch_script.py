@@ -73,7 +73,7 @@ def read(export, version):
         return {
             **{name: of_process[name] for name in launch.PROCESS_SETTINGS},
             "precision": _precision(training, observer, optimizer),
-            **_with_experts(
+            **with_experts(
                 adapter_settings(training.model, training.model.blocks, "attention"),
                 export.files["train.py"],
             ),
@@ -106,12 +106,13 @@ def read(export, version):
         }
 
 
-def _with_experts(settings, text):
+def with_experts(settings, text):
     """The settings with what a script does to experts, of which the model of recipes has none."""
+    settings = dict(settings)
     if "experts=experts" in text:
-        settings = {**settings, "adapter_targets": "experts"}
+        settings["adapter_targets"] = "experts"
     if "def quantize_experts" in text:
-        settings = {**settings, "base_weights": f"{settings['base_weights']}-experts"}
+        settings["base_weights"] += "-experts"
     return settings
 
 

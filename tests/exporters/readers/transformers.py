@@ -36,7 +36,11 @@ from tests.exporters.readers.hugging_face import (
 )
 from tests.exporters.readers.launcher import allocator_of, compile_mode_of_this_process
 from tests.exporters.readers.optimizers import BY_CLASS
-from tests.exporters.readers.pytorch_script import activation_budget_of, feed_forward_of
+from tests.exporters.readers.pytorch_script import (
+    activation_budget_of,
+    feed_forward_of,
+    with_experts,
+)
 
 
 def read(export, version):
@@ -44,7 +48,8 @@ def read(export, version):
         assert "gradient_checkpointing" not in export.files["training_args.json"]
     words = shlex.split(export.command)
     devices = int(words[3]) if words[0] == "torchrun" else 1
-    return dict(_read(export.files["autotune_trainer.py"], devices))
+    text = export.files["autotune_trainer.py"]
+    return with_experts(_read(text, devices), text)
 
 
 @functools.cache

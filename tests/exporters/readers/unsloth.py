@@ -10,9 +10,10 @@ import json
 
 from trl import SFTConfig
 
+from autotune.exporters.adapters import EXPERT_WEIGHTS
 from autotune.exporters.unsloth_script import FILE
-from tests.exporters.readers.adapters import NOTHING_BESIDE, UNTRAINED, start_of
 from autotune.system.allocator_settings import for_any_torch
+from tests.exporters.readers.adapters import NOTHING_BESIDE, UNTRAINED, start_of
 from tests.exporters.readers.devices import ONE_DEVICE
 from tests.exporters.readers.hugging_face import (
     FOLDER,
@@ -57,7 +58,6 @@ def read(export, version):
     }
 
 
-def constants_of(text):
 def allocator_of(text):
     """Returns the kind of segments that it sets for any torch."""
     for expandable, allocator in ((True, "expandable"), (False, "default")):
@@ -67,6 +67,7 @@ def allocator_of(text):
     raise AssertionError("Unsloth turns expandable segments on, unless a variable says otherwise")
 
 
+def constants_of(text):
     """Returns {name: value} of what the script assigns as a literal."""
     return {
         ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
@@ -113,7 +114,7 @@ def adapter_of(model, adapter):
         "adapter_rank": said["r"],
         # Its own kernels: unsloth/models/llama.py, patch_peft_model.
         "adapter_kernels": "none" if said["use_dora"] or said["lora_dropout"] else "fused",
-        "adapter_targets": TARGETS[tuple(sorted(said["target_modules"]))],
+        "adapter_targets": targets_of(said),
         "base_weights": base,
         **NOTHING_BESIDE,
         "adapter_dropout": said["lora_dropout"],
@@ -123,6 +124,16 @@ def adapter_of(model, adapter):
         "modules_to_save": whole,
         "modules_to_save_dtype": "adapter",  # all that is trained is in float32
     }
+
+
+def targets_of(said):
+    """Returns which layers get adapters; it finds experts itself unless it is told which."""
+    targets, experts = TARGETS[tuple(sorted(said["target_modules"]))], said["target_parameters"]
+    assert experts is not None
+    if experts:
+        assert (targets, tuple(experts)) == ("all-linear", EXPERT_WEIGHTS)
+        return "experts"
+    return targets
 
 
 def checkpointing(model, adapter, args):
