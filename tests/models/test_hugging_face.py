@@ -334,7 +334,7 @@ def test_compiled_it_computes_the_same(granularity, shape, scope, compiler, make
         ({"model_type": "no_such_model", **SIZES}, "no_such_model"),
         ({"model_type": "vit", **SIZES}, "is of a vit model, which is no language model"),
         ({"model_type": "bert", **SIZES}, "encoder"),
-        ({**CONFIGS["llama"], "num_key_value_heads": "two"}, "cannot build model llama-"),
+        ({**CONFIGS["llama"], "num_key_value_heads": "two"}, "which is not a size"),
         ({**CONFIGS["llama"], "hidden_act": "no_such_function"}, "cannot build model llama-"),
         ({**CONFIGS["llama"], "num_key_value_heads": 3}, "fails in its first forward pass"),
     ],

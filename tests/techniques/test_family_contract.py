@@ -34,7 +34,7 @@ from tests.techniques.pairwise import pairwise
 STEPS = 3
 TOLERANCES = {"fp32": 1e-5, "fp8": 3e-2, "int8-mixed": 3e-2}
 OF_16_BIT = 2e-2
-PLAIN_SHARE = 16
+PLAIN_SHARE = 32
 """The plain tests run one in this many of the sampled rows."""
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
 OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "compile_mode", "engine")
