@@ -72,7 +72,7 @@ def test_the_trainer_of_transformers_stays_within_the_budget(tmp_path):
         )
         data = module.sequences(["a quick fox jumps "] * 400, lambda text: [3] * len(text))
         model = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.from_pretrained(within.workload.model)
+            transformers.AutoConfig.for_model(**within.workload.model_config)
         )
         module.AutotuneTrainer(model, arguments, train_dataset=data, callbacks=[watch]).train()
     assert watch.meter.reading().peak_memory_bytes <= within.budget_bytes
