@@ -14,6 +14,10 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
 from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
+# Before torch is imported: tests predict in forks of a process in which others have trained, and
+# OpenMP's threads of a process are not there in its forks, which then wait for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, so that a failure is caused by a change of the code.
 hypothesis.settings.register_profile(
     "repeatable",
