@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import runpy
 import subprocess
 import sys
 
@@ -110,6 +111,11 @@ def on_a_terminal(*arguments, folder, **environment):
     os.close(ours)
     assert process.wait(timeout=60) == 0, written
     return written.decode()
+
+
+def test_a_process_that_works_for_a_command_does_not_run_it_again(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["autotune", "--version"])
+    runpy.run_module("autotune", run_name="__mp_main__")  # as multiprocessing and anyio do
 
 
 # -- help ------------------------------------------------------------------------------------------

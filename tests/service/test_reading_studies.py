@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import signal
 import zipfile
 from contextlib import suppress
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from autotune.cli import app as command_line
 from autotune.errors import UnknownStudy
 from autotune.reporting.figures import FIGURES
+from autotune.service import reading
 from autotune.service.cache import Cache
 from autotune.service.study_data import read_study
 from autotune.spec.confirmation import PairedSpeed, new_confirmation_id
@@ -102,11 +105,24 @@ def test_a_figure_is_that_of_plot(get, served_storage, tmp_path, kind):
     assert get(f"/api/v1/studies/quick/figures/{kind}").json() == json.loads(file.read_text())
 
 
-@pytest.mark.slow
 def test_a_figure_without_the_data_it_shows_says_what_is_missing(get):
     answer = get("/api/v1/studies/quick/figures/importance")
     assert answer.status_code == 422
     assert "importance needs at least 20 trials" in answer.json()["detail"]
+
+
+def kill_this_process(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_drawing_whose_process_is_killed_can_be_asked_for_again(get, monkeypatch):
+    address = "/api/v1/studies/quick/figures/pareto"
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "figure_json", kill_this_process)
+        answer = get(address, x="speed")
+    assert answer.status_code == 503
+    assert "has been killed" in answer.json()["detail"]
+    assert get(address, x="speed").status_code == 200
 
 
 def test_an_unknown_study_has_the_sentence_and_the_hint_of_the_command_line(get, served_storage):
