@@ -60,7 +60,7 @@ STOP_SECONDS = 30.0
 """A search that does not end so long after it was cancelled is killed."""
 START_SECONDS = 600.0
 """A process that has not begun its search so long after it was started is killed."""
-_MOST_RUNNING = 1000
+_MOST_QUEUED = 1000
 SEARCH_MODULE = "autotune.service.search_process"
 
 
@@ -125,7 +125,7 @@ class Worker(Rounds):
         return self._log_folder.absolute() / f"{search.id}.files"
 
     def _round(self) -> None:
-        running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
+        running = self._searches.running()
         self._reap(running)
         overdue = self._leases.overdue(
             {(search.id, search.run): (search.lease_until, search.is_expired) for search in running}
@@ -176,7 +176,7 @@ class Worker(Rounds):
     def _lacking_files(self, group: DeviceGroup) -> dict[int, str]:
         """Returns {search that waits: why not here} of those with a file that is not here."""
         rules = self._settings.rules(group.name)
-        queued, _ = self._searches.find(states=("queued",), limit=_MOST_RUNNING)
+        queued, _ = self._searches.find(states=("queued",), limit=_MOST_QUEUED)
         found = {search.id: file_not_here(search.request, rules) for search in queued}
         machine = machine_of(group.machine)
         return {
@@ -267,7 +267,7 @@ class Worker(Rounds):
         """
         processes = {key: child.process for key, child in self._children.items()}
         try:
-            running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
+            running = self._searches.running()
             own = {group.name for group in self.groups} - self._others.groups_here()
         except AutotuneError as error:
             _LOG.warning("searches of earlier workers go on: %s", error.message)

@@ -89,6 +89,7 @@ from autotune.units import is_positive_number
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
 _LONGEST_REASON = 2000
+_MOST_RUNNING = 1000
 _ANNOUNCED_SECONDS = 86_400.0
 _LONGEST_LOSS_PAUSE_SECONDS = 60.0
 
@@ -252,6 +253,11 @@ class Searches:
                 count = select(func.count()).select_from(SEARCHES).where(*conditions)
                 total = connection.scalar(count)
         return [_search(row) for row in rows], total or 0
+
+    def running(self) -> list[QueuedSearch]:
+        """Returns the searches that run."""
+        searches, _ = self.find(states=("running",), limit=_MOST_RUNNING)
+        return searches
 
     def counts(self) -> dict[SearchState, int]:
         """Returns how many searches are in each state."""

@@ -32,7 +32,7 @@ from autotune.service.pages.paged_trials import TrialAddress, paged_trials
 from autotune.service.pages.plan import plan_text
 from autotune.service.pages.rendering import render
 from autotune.service.problems import Problem
-from autotune.service.routes.devices import devices as devices_of
+from autotune.service.routes.devices import devices_of_searches
 from autotune.service.routes.profiles import profile_entry
 from autotune.service.routes.searches import submit as submit_search
 from autotune.service.search_json import search_object
@@ -65,14 +65,15 @@ SearchNumber = Annotated[int, InPath(ge=1, le=2**31 - 1)]
 @router.get("/")
 def home(request: Request, service: Service) -> Response:
     """What runs, what waits, on which devices, and all studies."""
+    running = service.searches.running()
     return render(
         request,
         "home.html",
         here="/",
         last_event=service.stream.position,
-        **_running(service),
+        **_running(service, running),
         **_queue(service),
-        **_devices(request, service),
+        **_devices(request, service, running),
         **_studies(request, service),
     )
 
@@ -85,7 +86,7 @@ def not_signed_out() -> Response:
 
 @router.get("/parts/running")
 def running_part(request: Request, service: Service) -> Response:
-    return render(request, "parts/running.html", **_running(service))
+    return render(request, "parts/running.html", **_running(service, service.searches.running()))
 
 
 @router.get("/parts/queue")
@@ -95,7 +96,8 @@ def queue_part(request: Request, service: Service) -> Response:
 
 @router.get("/parts/devices")
 def devices_part(request: Request, service: Service) -> Response:
-    return render(request, "parts/devices.html", **_devices(request, service))
+    found = _devices(request, service, service.searches.running())
+    return render(request, "parts/devices.html", **found)
 
 
 @router.get("/parts/studies")
@@ -109,8 +111,7 @@ def studies_part(request: Request, service: Service) -> Response:
     return _with_address(request, answer, "/", urlencode(parameters), part="studies")
 
 
-def _running(service: ServiceState) -> dict[str, Any]:
-    searches, _ = service.searches.find(states=("running",), limit=_QUEUE_SHOWN)
+def _running(service: ServiceState, searches: Sequence[QueuedSearch]) -> dict[str, Any]:
     return {
         "running": [
             contexts.running_search(search_object(search), _result_if_begun(service, search.study))
@@ -130,8 +131,10 @@ def _queue(service: ServiceState) -> dict[str, Any]:
     }
 
 
-def _devices(request: Request, service: ServiceState) -> dict[str, Any]:
-    found = devices_of(service, request.state.caller)
+def _devices(
+    request: Request, service: ServiceState, running: Sequence[QueuedSearch]
+) -> dict[str, Any]:
+    found = devices_of_searches(service, request.state.caller, running)
     return {"devices": [contexts.device_row(device) for device in found["devices"]]}
 
 

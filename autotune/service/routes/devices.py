@@ -1,5 +1,6 @@
 """The devices of servers and workers, how they are used, and who leads."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from autotune.service.devices import Device, devices_in_use
 from autotune.service.problems import documented
 from autotune.service.processes import machine_of
 from autotune.service.state import CallerOfRequest, Service
+from autotune.spec.queued_search import QueuedSearch
 
 router = APIRouter(tags=["server"])
 
@@ -38,7 +40,13 @@ class Devices(BaseModel):
 )
 def devices(service: Service, caller: CallerOfRequest) -> dict[str, Any]:
     """Devices that others use are shown as such: their use disturbs what is measured."""
-    running, _ = service.searches.find(states=("running",), limit=1000)
+    return devices_of_searches(service, caller, service.searches.running())
+
+
+def devices_of_searches(
+    service: Service, caller: CallerOfRequest, running: Sequence[QueuedSearch]
+) -> dict[str, Any]:
+    """Returns the answer of `devices` for the searches that run."""
     of_group = {(search.host, search.group): search.id for search in running}
     lead = service.searches.lead()
     found = [asdict(device) for device in devices_in_use(running)]

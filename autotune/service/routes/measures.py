@@ -12,7 +12,7 @@ from autotune.service.processes import machine_of
 from autotune.service.routes.health import Check
 from autotune.service.state import Service, ServiceState
 from autotune.spec.full_disk import LEAST_FREE_BYTES
-from autotune.spec.queued_search import SEARCH_STATES, QueuedSearch
+from autotune.spec.queued_search import SEARCH_STATES
 
 router = APIRouter(tags=["server"])
 
@@ -82,15 +82,11 @@ async def metrics(request: Request, service: Service, check: Check) -> PlainText
     return PlainTextResponse(exposition([*parts, http.lines()]), media_type=MEDIA_TYPE)
 
 
-def _running(service: ServiceState) -> list[QueuedSearch]:
-    return service.searches.find(states=("running",), limit=1000)[0]
-
-
 async def _of_database(service: ServiceState) -> tuple[Metric, ...]:
     """Returns what only the database knows. Raises StorageUnavailable."""
     searches = await anyio.to_thread.run_sync(service.searches.counts)
     groups = await anyio.to_thread.run_sync(service.searches.groups)
-    running = await anyio.to_thread.run_sync(_running, service)
+    running = await anyio.to_thread.run_sync(service.searches.running)
     busy = {(search.host, search.group) for search in running}
     outcomes = await service.reader.outcomes()
     return (
