@@ -18,10 +18,13 @@ LOWEST_TORCH := $(shell sed -n 's/^ *"torch>=\([0-9.]*\).*/\1/p' pyproject.toml)
 search: .venv/search
 	$(BIN)/autotune search $(SEARCH)
 
+# More processes than cores: the tests wait for servers and for limits of time.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() * 3 // 2)")
+
 # Compiled once, for the hundreds of processes that the tests start: also where Python is told to write no bytecode.
 test: setup
 	$(BIN)/python -m compileall -q autotune
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

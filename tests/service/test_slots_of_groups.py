@@ -138,6 +138,7 @@ def test_a_search_is_not_claimed_where_the_database_fails_before_it_could_start(
 
     searches = SimpleNamespace(
         find=lambda **asked: ((), 0),
+        running=list,
         counts=lambda: {"queued": 1},
         claim_next=lambda group, version, lacking: claimed.append(group),
         lead=lead,
