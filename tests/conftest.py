@@ -39,15 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(MOST_SECONDS))
 
 
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector what lives as long as the process: modules and collected tests.
-
-    Each training and prediction collects garbage, which took up to a second for a million objects.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Lift the limit of a GPU's memory that a training in this process has set for good."""
     if item.get_closest_marker("gpu") is not None:
@@ -55,6 +46,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
         if torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects():
+    """Spare the garbage collector what was there before a file: modules, tests and what they keep.
+
+    Each training and prediction collects garbage, which took up to a second for a million objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
