@@ -17,7 +17,6 @@ from autotune.spec.setting import (
     specified,
     unknown_setting,
 )
-from autotune.system.syntax_trees import ONE_THREAD_AT_A_TIME
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +77,6 @@ def parts_of(kind: type) -> Mapping[str, type]:
 def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
     """Returns what reads a field; making it takes a part of a millisecond."""
     hint = hints_of(kind)[name]
-    with ONE_THREAD_AT_A_TIME:
-        if is_dataclass(getattr(hint, "__origin__", hint)):
-            return TypeAdapter(hint)  # it has a schema of its own
-        return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    if is_dataclass(getattr(hint, "__origin__", hint)):
+        return TypeAdapter(hint)  # it has a schema of its own
+    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

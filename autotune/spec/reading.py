@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from autotune.spec.schema import Schema
-from autotune.system.syntax_trees import ONE_THREAD_AT_A_TIME
 
 T = TypeVar("T", bound=Schema)
 
@@ -87,10 +86,9 @@ def shown(value: object) -> str:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Returns what reads a type; making it takes milliseconds."""
-    with ONE_THREAD_AT_A_TIME:
-        if isinstance(kind, type) and issubclass(kind, Schema):
-            return TypeAdapter(kind)
-        return TypeAdapter(kind, config={"strict": True})
+    if isinstance(kind, type) and issubclass(kind, Schema):
+        return TypeAdapter(kind)
+    return TypeAdapter(kind, config={"strict": True})
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec.limits import FINITE, WHOLE
+from autotune.system.syntax_trees import ONE_THREAD_AT_A_TIME
 
 
 class Schema:
@@ -28,7 +29,8 @@ class Schema:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """Returns pydantic's schema of the dataclass, adapted to JSON."""
-        schema = handler(source)
+        with ONE_THREAD_AT_A_TIME:  # descriptions are read from the class' syntax tree
+            schema = handler(source)
         _adapt_to_json(schema)
         return schema
 

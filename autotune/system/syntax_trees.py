@@ -10,7 +10,7 @@ import ast
 import threading
 
 ONE_THREAD_AT_A_TIME = threading.RLock()
-"""Held by whoever makes a tree. pydantic does where it takes descriptions from docstrings."""
+"""Held by whoever makes a tree, as pydantic does of docstrings (`spec/schema.py`)."""
 
 
 def syntax_tree(text: str | bytes, *, file: str = "<unknown>") -> ast.Module:

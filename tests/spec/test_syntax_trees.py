@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
+from pydantic import TypeAdapter
 
 from autotune.exporters.bundle import code
 from autotune.spec import checked, reading
@@ -29,6 +30,10 @@ def schema_of_a_setting(folder):
     checked._adapter.__wrapped__(Settings, "search")
 
 
+def schema_of_an_answer(folder):
+    TypeAdapter(QueuedSearch)  # as FastAPI makes it for each route
+
+
 def code_of_an_export(folder):
     code("import math\n\nmath.pi")
 
@@ -41,7 +46,13 @@ def script_of_a_user(folder):
 
 @pytest.mark.parametrize(
     "make",
-    [schema_of_what_is_read, schema_of_a_setting, code_of_an_export, script_of_a_user],
+    [
+        schema_of_what_is_read,
+        schema_of_a_setting,
+        schema_of_an_answer,
+        code_of_an_export,
+        script_of_a_user,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_one_thread_at_a_time_makes_a_syntax_tree(tmp_path, monkeypatch, make):
