@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from urllib.parse import urlsplit
 
 import httpx
 
 from autotune import __version__
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, class_and_first_line_of
 from autotune.service.processes import find_process, this_host, this_process
 from autotune.service.rounds import Rounds
 from autotune.service.search_json import search_object
@@ -150,9 +151,19 @@ class Leader(Rounds):
                 with httpx.stream("POST", url, json=message, timeout=_WEBHOOK_SECONDS) as response:
                     response.raise_for_status()
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                _LOG.warning("the webhook has failed for search %d: %s", search.id, error)
+                host, why = urlsplit(url).hostname, _without_url(error)
+                _LOG.warning("the webhook at %s has failed for search %d: %s", host, search.id, why)
                 if self._ended.wait(2.0**attempt):
                     return False  # the next server calls it
             else:
                 return True
         return True
+
+
+def _without_url(error: httpx.HTTPError | httpx.InvalidURL) -> str:
+    """Returns why a webhook has failed; its URL is a secret, which the library's sentences name."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"it answered {error.response.status_code}"
+    if isinstance(error, httpx.TransportError):
+        return class_and_first_line_of(error)
+    return "its URL is invalid"

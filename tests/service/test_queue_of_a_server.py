@@ -267,6 +267,36 @@ def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, que
     assert sorted(called) == [("/ada", "ada"), *of_all]
 
 
+class _NotFound(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("is_there", "reason"), [(True, "it answered 404"), (False, "Connection refused")]
+)
+def test_a_webhook_that_fails_is_logged_without_its_secret(
+    is_there, reason, queue, make_server, caplog
+):
+    queue.cancel(submit(queue), by="ada")
+    with HTTPServer(("127.0.0.1", 0), _NotFound) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        if not is_there:
+            receiver.shutdown()
+            receiver.server_close()
+        place = f"127.0.0.1:{receiver.server_port}/secret-path?key=secret-key"
+        with make_server(webhook=f"http://user:secret-word@{place}"):
+            wait_until(lambda: "webhook" in caplog.text)
+        if is_there:
+            receiver.shutdown()
+    assert reason in caplog.text
+    assert "at 127.0.0.1 has failed" in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_server):
     has_gone = threading.Event()
