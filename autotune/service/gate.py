@@ -22,7 +22,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotune.errors import AutotuneError, InvalidInput
+from autotune.errors import AutotuneError, InvalidInput, StorageUnavailable
 from autotune.service.callers import Callers
 from autotune.service.hosts import OwnHosts, Proxies
 from autotune.service.metrics import HttpMetrics
@@ -40,8 +40,10 @@ SIGN_OUT = "/sign-out"
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _LONGEST_TOKEN = 1000
-_LARGEST_OPEN_BODY_BYTES = 16 * 1024
-"""Of a request that needs no token: the form to sign in."""
+_LARGEST_OPEN_BODY_BYTES = 128 * 1024
+"""Of a request that needs no token: the form to sign in, with the address to go on to."""
+_LONGEST_LOCATION = 2000
+"""A proxy takes headers of 4 KiB in all from a server, unless it is told otherwise."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -270,23 +272,36 @@ class Gate:
     async def _check_caller(self, request: Request, person: str) -> None:
         """Notes who has the token, or else `person`, in the request's state. Raises Problem."""
         token, is_of_browser = _token_of(request, _state_of(request).cookie)
-        state, caller = _state_of(request), None
-        if person and not _has_bearer_token(request):
-            caller = await self._callers.person(person, state.tokens, state.servers)
-            is_of_browser = True
-        elif token:
-            caller = await self._callers.caller_of(token, state.tokens, state.servers)
+        is_person = bool(person) and not _has_bearer_token(request)
+        caller = await self._who(request, token, person if is_person else "")
         if caller is None:
             raise _token_needed(token)
-        if is_of_browser:
+        if is_of_browser or is_person:
             self._check_page(request)
         request.state.caller = caller
+
+        async def is_still_let_in() -> bool:
+            try:
+                return await self._who(request, token, person if is_person else "") is not None
+            except StorageUnavailable:
+                return True  # as nobody can say otherwise
+
+        request.state.is_still_let_in = is_still_let_in
         if caller.is_read_only and request.method not in _READING:
             raise Problem(
                 403,
                 f"{caller.name!r} may only read",
                 hint="use the token of a member: autotune serve tokens add NAME",
             )
+
+    async def _who(self, request: Request, token: str, person: str) -> Caller | None:
+        """Returns the person whom a proxy has let in, or else who has the token."""
+        state = _state_of(request)
+        if person:
+            return await self._callers.person(person, state.tokens, state.servers)
+        if not token:
+            return None
+        return await self._callers.caller_of(token, state.tokens, state.servers)
 
     async def _sign_in_by_url(self, request: Request) -> Response:
         """Answers a page's URL with ?token=: sets the cookie and redirects to the same page."""
@@ -295,9 +310,7 @@ class Gate:
         caller = await self._caller_of(given[0], request)
         if caller is None:
             raise _token_needed(given[0])
-        others = urlencode([pair for pair in pairs if pair[0] != "token"])
-        path = own_path(quote(request.scope["path"], safe="/:@!$&'()*+,;=~-._"))
-        return self._signed_in(request, given[0], path + (f"?{others}" if others else ""))
+        return self._signed_in(request, given[0], _address_of(request))
 
     async def _sign_in(self, request: Request, body: bytes) -> Response:
         """Answers the sign-in page, or its form: with the right token sets the cookie."""
@@ -313,14 +326,24 @@ class Gate:
         return self._signed_in(request, token, next_path)
 
     def _signed_in(self, request: Request, token: str, path: str) -> Response:
-        """Returns a redirect to a path of this server that sets the cookie."""
-        response = RedirectResponse(path, 303)
+        """Returns an answer that sets the cookie and leads to a path of this server.
+
+        A path that is too long for a header is in a page that leads there.
+        """
+        response: Response = RedirectResponse(path, 303)
+        if len(path) > _LONGEST_LOCATION:
+            root = self._settings.root_path
+            text = plain_page(
+                title="Signed in", sentence="The page follows", root=root, goes_on_to=path
+            )
+            response = HTMLResponse(text)
+        is_by_tls = self._settings.has_tls or request.headers.get("origin", "").startswith("https:")
         response.set_cookie(
             _state_of(request).cookie,
             quote(token, safe=""),
             httponly=True,
             samesite="strict",
-            secure=self._settings.has_tls,
+            secure=is_by_tls,
             path=self._settings.root_path or "/",
         )
         return response
@@ -360,7 +383,7 @@ class Gate:
         if problem.status_code == 401 and is_navigation(request):
             page = self._sign_in_page(
                 problem.detail,
-                next_path=own_path(request.url.path),
+                next_path=_address_of(request),
                 goes_on=request.headers.get("sec-fetch-site") == "cross-site",
             )
             return HTMLResponse(page, 401, headers=problem.headers)
@@ -428,6 +451,14 @@ def _below(root: str, path: str) -> str:
     if path == root:
         return "/"
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def _address_of(request: Request) -> str:
+    """Returns the path and the query of a page, without a token."""
+    pairs = parse_qsl(_query(request), keep_blank_values=True)
+    others = urlencode([pair for pair in pairs if pair[0] != "token"])
+    path = own_path(quote(request.scope["path"], safe="/:@!$&'()*+,;=~-._"))
+    return path + (f"?{others}" if others else "")
 
 
 def own_path(path: str) -> str:

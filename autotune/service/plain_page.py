@@ -10,9 +10,18 @@ if TYPE_CHECKING:
 
 
 def plain_page(
-    *, title: str, sentence: str, hint: str = "", root: str = "", caller: "Caller | None" = None
+    *,
+    title: str,
+    sentence: str,
+    hint: str = "",
+    root: str = "",
+    caller: "Caller | None" = None,
+    goes_on_to: str = "",
 ) -> str:
-    """Returns a page with a sentence on what is wrong and a link home, to the path `root`."""
+    """Returns a page with a sentence on what is wrong and a link home, to the path `root`.
+
+    It leads to the path `goes_on_to` by itself, if that is not empty.
+    """
     return page_text(
         "plain.html",
         root=root,
@@ -22,7 +31,7 @@ def plain_page(
         sentence=as_sentence(sentence),
         hint=as_sentence(hint),
         asks_for_token=False,
-        goes_on=False,
+        refresh=f"0;url={root}{goes_on_to}" if goes_on_to else "",
     )
 
 
@@ -42,5 +51,5 @@ def sign_in_page(*, sentence: str, next_path: str, goes_on: bool = False, root: 
         hint="It is in the URL that autotune serve has printed, or in AUTOTUNE_TOKEN.",
         asks_for_token=True,
         next_path=next_path,
-        goes_on=goes_on,
+        refresh="0" if goes_on else "",
     )

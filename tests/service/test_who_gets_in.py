@@ -1,8 +1,11 @@
 """Nobody gets past the gate without a token, with a foreign Host or from a foreign page."""
 
 import asyncio
+import html
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlencode
 
 import pytest
 
@@ -100,6 +103,24 @@ def test_a_foreign_page_gets_nothing_even_with_the_token(anonymous, headers):
 
 
 # -- tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_unlimited_wrong_tokens")
+@pytest.mark.parametrize("by_cookie", [False, True])
+def test_a_stream_of_events_ends_with_its_token(browser, monkeypatch, by_cookie):
+    monkeypatch.setattr("autotune.service.callers._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("autotune.service.stream.SIGN_OF_LIFE_SECONDS", 0.05)
+    tokens = browser.app.state.service.tokens
+    token = tokens.add("leaver")
+    headers = {"Authorization": f"Bearer {token}"}
+    if by_cookie:
+        headers = {"Cookie": f"{cookie_of(browser)}={token}"}
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(browser.get, "/api/v1/events", headers=headers)
+        with pytest.raises(TimeoutError):
+            stream.result(0.3)
+        tokens.revoke("leaver")
+        assert stream.result(30).status_code == 200
 
 
 def test_the_own_origin_and_every_loopback_name_are_let_in(anonymous):
@@ -228,11 +249,36 @@ def test_the_cookie_is_only_sent_by_tls_where_the_server_speaks_it(tmp_path):
         assert "Secure" in client.get(f"/?token={TOKEN}").headers["set-cookie"]
 
 
+def test_the_cookie_is_only_sent_by_tls_where_a_proxy_speaks_it(tmp_path):
+    of_proxy = {"Host": "tuning.example.org", "Origin": "https://tuning.example.org"}
+    with serving(f"sqlite:///{tmp_path}/a.db", allowed_hosts=("tuning.example.org",)) as client:
+        for headers, is_secure in ((of_proxy, True), ({"Origin": ORIGIN}, False)):
+            answer = client.post("/sign-in", data={"token": TOKEN}, headers=headers)
+            assert ("Secure" in answer.headers["set-cookie"]) == is_secure, headers
+
+
 def test_a_page_without_a_token_asks_for_it(browser):
     answer = browser.get("/studies/quick", headers={"Accept": "text/html"})
     assert answer.status_code == 401
     assert 'action="/sign-in"' in answer.text
     assert 'value="/studies/quick"' in answer.text
+
+
+def test_a_page_that_asks_for_the_token_keeps_the_query_but_no_token(browser):
+    query = urlencode({"text": "a: 'b'\n\u00e9+&", "empty": ""})
+    answer = browser.get(f"/fit?{query}&token=wrong-secret", headers={"Accept": "text/html"})
+    [following] = re.findall(r'name="next" value="(.*)"', answer.text)
+    assert html.unescape(following) == f"/fit?{query}"
+    assert "wrong-secret" not in answer.text
+
+
+def test_an_address_too_long_for_a_header_is_in_a_page_that_leads_there(browser):
+    path = "/fit?" + urlencode({"text": '\u00e9"; ' * 3000})
+    answer = sign_in(browser, token=TOKEN, next=path)
+    [leads_to] = re.findall(r'http-equiv="refresh" content="0;url=(.*)"', answer.text)
+    assert html.unescape(leads_to) == path
+    assert "location" not in answer.headers
+    assert browser.get("/api/v1/studies").status_code == 200
 
 
 def test_the_form_of_the_page_signs_in_and_leads_back(browser):
@@ -364,7 +410,7 @@ def test_only_the_own_page_signs_in(browser):
 
 
 def test_the_form_to_sign_in_is_small(browser):
-    assert sign_in(browser, token=TOKEN, next="/" + "a" * 20_000).status_code == 413
+    assert sign_in(browser, token=TOKEN, next="/" + "a" * 200_000).status_code == 413
 
 
 def test_a_link_on_another_site_leads_to_the_page(browser):

@@ -1,11 +1,11 @@
 """What happens, as server-sent events."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
@@ -28,6 +28,8 @@ class _Listened:
     after: int
     """The number of the last event before."""
     events: AsyncIterator[Sequence[StreamedEvent | None]]
+    is_still_let_in: Callable[[], Awaitable[bool]]
+    """Whether its token is still valid."""
 
 
 _DESCRIPTION = """\
@@ -52,6 +54,7 @@ is disconnected, and goes on in that way.
 
 
 async def _listened(
+    request: Request,
     service: Service,
     search: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Only events of this search.")
@@ -81,7 +84,7 @@ async def _listened(
         return search in (None, event.search) and study in (None, event.study)
 
     async with aclosing(service.stream.listen(after=after, wants=wants)) as listened:
-        yield _Listened(after=after, events=listened)
+        yield _Listened(after=after, events=listened, is_still_let_in=request.state.is_still_let_in)
 
 
 class EventTextResponse(StreamingResponse):
@@ -103,7 +106,7 @@ async def events(listened: Annotated[_Listened, Depends(_listened)]) -> EventTex
 
 
 async def _text_of(listened: _Listened) -> AsyncIterator[bytes]:
-    """Yield the text of a stream.
+    """Yields the text of a stream, which ends where its token is not valid any more.
 
     Events are written once for all listeners. FastAPI would write each for each of them, which for
     200 listeners kept all other requests waiting for a fifth of a second.
@@ -111,6 +114,8 @@ async def _text_of(listened: _Listened) -> AsyncIterator[bytes]:
     # The number of the last event, for a client that is disconnected before the first.
     yield format_sse_event(comment="events", id=str(listened.after), retry=_RETRY_MILLISECONDS)
     async for batch in listened.events:
+        if not await listened.is_still_let_in():
+            return
         if batch:
             yield b"".join(_RESET if event is None else event.text for event in batch)
         else:
