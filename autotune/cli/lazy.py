@@ -44,6 +44,10 @@ class LazyCommand(TyperCommand):
 
         extra["default_map"] = defaults_for(command, info_name, args, parent)
         context = command.make_context(info_name, args, parent, **extra)
+        if context.params.get("log_format") == "json":
+            from autotune.cli.serve import write_log  # noqa: PLC0415  # of a server or a worker
+
+            write_log("json")
         print_defaults(context)
         return context
 

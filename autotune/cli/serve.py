@@ -1,5 +1,6 @@
 """`autotune serve`: the service with its page, and its named tokens."""
 
+import io
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from autotune.service.settings import ServerSettings
 from autotune.spec.setting import RESULTS, setting
 from autotune.spec.user_files import open_file
 
+_LOG = logging.getLogger("autotune.service.printed")
 _EXTRA = ("fastapi", "uvicorn", "python_multipart")
 _LOOPBACK = ("127.", "localhost", "::1")
 
@@ -83,15 +85,34 @@ def serve(context: typer.Context, given: Given[ServeCommand]) -> None:
 
 
 def write_log(log_format: Literal["text", "json"] | None) -> None:
-    """Have what happens written to stderr; without a format only what goes wrong, as text."""
+    """Have what happens written to stderr; without a format only what goes wrong, as text.
+
+    As JSON, so is what anything prints there from now on.
+    """
+    if isinstance(sys.stderr, PrintedLines):
+        return
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
+        sys.stderr = PrintedLines()
     else:
         handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if log_format is not None:
         logging.getLogger("autotune.service").setLevel(logging.INFO)
+
+
+class PrintedLines(io.TextIOBase):
+    """A text stream whose lines are logged."""
+
+    def __init__(self) -> None:
+        self._unfinished = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in filter(None, lines):
+            _LOG.log(logging.ERROR if line.startswith("error: ") else logging.INFO, "%s", line)
+        return len(text)
 
 
 class PrintableFormatter(logging.Formatter):

@@ -170,11 +170,27 @@ def test_a_named_token_lets_in_and_a_read_only_one_only_looks(tmp_path):
         assert httpx.post(f"{url}api/v1/searches", json={}, headers=bearer).status_code == 403
 
 
-def test_a_request_is_a_line_of_json_with_its_route_and_person(tmp_path):
+def test_every_line_is_json_and_that_of_a_request_has_its_route_and_person(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_STORAGE", f"sqlite:///{tmp_path}/a.db")  # which is printed first
     with served(tmp_path, "--log-format", "json", token="x" * 40) as (process, url):
         headers = {"Authorization": f"Bearer {'x' * 40}"}
         httpx.get(f"{url.rstrip('/')}/api/v1/searches/7", headers=headers)
         _, _, stderr = end(process, signal.SIGTERM)
-    [line] = [json.loads(line) for line in stderr.splitlines() if "milliseconds" in line]
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert lines[0]["message"].startswith("defaults from the environment")
+    assert "The server has stopped" in lines[-1]["message"]
+    [line] = [line for line in lines if "milliseconds" in line]
     assert line["route"] == "/api/v1/searches/{number}"
     assert (line["method"], line["status"], line["person"]) == ("GET", 404, "owner")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_an_error_is_json_too_where_the_log_is(command, tmp_path):
+    storage = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
+    words = ["--log-format", "json", "--storage", storage, "--port", "0"]
+    program = [sys.executable, "-m", "autotune", command, *words]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert [line["message"] for line in lines if line["level"] == "ERROR"]
+    assert ended.returncode == 2
