@@ -53,6 +53,7 @@ from autotune.storage.searches import Searches
 from autotune.storage.servers import Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import Tokens
+from autotune.study.opening.staging import sweep
 
 API = "/api/v1"
 
@@ -148,7 +149,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         leader = None
         if not settings.is_worker:
             leader = Leader(queue, settings, webhooks_of_people=tokens.webhooks)
-        quick_answers = QuickAnswers(module=app.state.quick_module)
+        quick_answers = QuickAnswers(work, module=app.state.quick_module)
         app.state.service = ServiceState(
             settings=settings,
             store=store,
@@ -170,6 +171,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             # What is below `work` can be made again, and may go at any time.
             deleted_folder=work.parent.parent / "deleted" / work.name,
         )
+        with suppress(OSError):  # of a disk that others can read alone
+            await anyio.to_thread.run_sync(sweep, work)
         await stream.begin()
         await anyio.to_thread.run_sync(others.begin)
         threads = [worker] if leader is None else [worker, leader]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import (
@@ -27,6 +28,7 @@ from autotune.errors import (
     PreparationFailed,
     StorageUnreachable,
 )
+from autotune.study.opening.staging import staged
 
 Question = Literal["dry-run", "predict", "fit", "timeline", "bound", "will-it-fit"]
 
@@ -75,9 +77,15 @@ class Asked:
 
 
 class QuickAnswers:
-    """Asks processes, and remembers what they answered."""
+    """Asks processes, and remembers what they answered.
 
-    def __init__(self, *, seconds: float | None = None, module: str = QUICK_MODULE) -> None:
+    Each process has a folder in `work_folder` for its temporary files.
+    """
+
+    def __init__(
+        self, work_folder: Path, *, seconds: float | None = None, module: str = QUICK_MODULE
+    ) -> None:
+        self._work_folder = work_folder
         self._seconds = seconds
         self._module = module
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -138,11 +146,12 @@ class QuickAnswers:
         self._waiting += 1
         try:
             async with self._turns[_TURNS.get(question, "")]:
-                return await self._run(question, text, asked)
+                with staged(self._work_folder) as folder:
+                    return await self._run(question, text, asked, folder)
         finally:
             self._waiting -= 1
 
-    async def _run(self, question: Question, text: str, asked: Asked) -> Any:
+    async def _run(self, question: Question, text: str, asked: Asked, folder: Path) -> Any:
         seconds = self._seconds or MOST_SECONDS.get(question, ANSWER_SECONDS)
         environment = {
             name: value for name, value in os.environ.items() if name != "AUTOTUNE_TOKEN"
@@ -154,7 +163,7 @@ class QuickAnswers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**environment, "TMPDIR": str(folder)},
             start_new_session=True,
         )
         has_ended = False

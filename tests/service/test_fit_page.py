@@ -312,7 +312,7 @@ def test_what_a_process_does_is_told_until_it_answers(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def look():
-        asked = QuickAnswers(module="said").asked("will-it-fit", {})
+        asked = QuickAnswers(tmp_path, module="said").asked("will-it-fit", {})
         while not asked.progress:
             await asyncio.sleep(0.01)
         (tmp_path / "go").touch()
@@ -328,7 +328,7 @@ def test_a_failure_is_there_for_the_page_that_looks_a_second_later(tmp_path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def look():
-        answers = QuickAnswers(module="fails")
+        answers = QuickAnswers(tmp_path, module="fails")
         first = answers.asked("will-it-fit", {})
         await asyncio.wait([first.answer])
         return first, answers.asked("will-it-fit", {})

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,7 @@ def ask(tmp_path, monkeypatch):
     def answer(program, *, seconds=60.0):
         (tmp_path / "quick_program.py").write_text(f"import os, sys, time\n{program}\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return asyncio.run(_asked(QuickAnswers(seconds=seconds, module="quick_program")))
+        return asyncio.run(_asked(QuickAnswers(tmp_path, seconds=seconds, module="quick_program")))
 
     return answer
 
@@ -79,6 +80,17 @@ def test_output_without_end_ends_its_process_and_is_no_answer(ask):
 def test_a_process_that_writes_null_is_no_answer(ask):
     with pytest.raises(PreparationFailed, match="without an answer"):
         ask("print('null')")
+
+
+def test_a_process_that_is_killed_leaves_no_temporary_file(ask, tmp_path):
+    with pytest.raises(PreparationFailed, match="longer than"):
+        ask(f"""import tempfile
+open({str(tmp_path / "made")!r}, "w").write(tempfile.mkdtemp())
+while True: os.write(1, b' ' * 65536)""")
+    made = Path((tmp_path / "made").read_text())
+    assert tmp_path in made.parents
+    assert not made.exists()
+    assert not [*tmp_path.glob(".*")]
 
 
 @pytest.mark.slow

@@ -1,8 +1,15 @@
 """Staging directories are removed once their process has ended, and not before."""
 
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import DiskFull
 from autotune.execution.prepared_folder import PREPARED
 from autotune.study.opening.new_study import NewStudy
-from autotune.study.opening.staging import StagingFolder, sweep
+from autotune.study.opening.staging import StagingFolder, staged, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from tests.building.studies import definition
 
@@ -20,6 +27,24 @@ def test_closed_it_leaves_nothing(tmp_path):
     waiting.folder.mkdir()
     waiting.close()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_staged_folder_is_there_during_its_block_alone(tmp_path):
+    work = tmp_path / "not" / "made"
+    with staged(work) as folder:
+        (folder / "file").touch()
+        sweep(work)
+        assert (folder / "file").exists()
+    assert not [*work.iterdir()]
+
+
+def test_a_staged_folder_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(DiskFull, match="no room for temporary files"), staged(tmp_path):
+        pass
 
 
 def test_a_study_of_any_name_is_no_waiting_folder(tmp_path):

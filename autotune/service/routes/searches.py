@@ -3,8 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response
@@ -28,6 +26,7 @@ from autotune.service.trial_logs import log_of_search
 from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, Search, SearchState
 from autotune.storage.searches import NewSearch
 from autotune.study.opening.resume import check_same_study
+from autotune.study.opening.staging import staged
 from autotune.study.submission import Submission
 
 router = APIRouter(prefix="/searches", tags=["searches"])
@@ -165,11 +164,11 @@ def _checked(
         if service.store.has_study(name):
             definition, _ = service.store.definition(name)
             model = definition.device.name
-    with TemporaryDirectory() as folder:
+    with staged(service.work_folder) as folder:
         checked = check_submission(
             body,
             service.rules(body, model=model),
-            folder=Path(folder),
+            folder=folder,
             trials_before=trials_before,
         )
         if definition is not None:

@@ -1,4 +1,4 @@
-"""Staging directories: prepared files of a study that is not created yet.
+"""Staging directories: files of a study that is not created yet, and temporary ones of a server.
 
 A directory belongs to the process that prepares it. Its lock is released when that process ends,
 on whichever machine or in whichever container it runs.
@@ -7,8 +7,12 @@ on whichever machine or in whichever container it runs.
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from autotune.errors import DiskFull
+from autotune.spec.full_disk import says_full_disk
 from autotune.system.files import create_locked, is_free
 
 _WAITING, _LOCK = ".waiting-", ".lock"
@@ -30,8 +34,28 @@ class StagingFolder:
         os.close(self._descriptor)
 
 
+@contextmanager
+def staged(work: Path) -> Iterator[Path]:
+    """Yields an empty folder, which is removed at the end, or by `sweep` where a kill is the end.
+
+    Raises DiskFull.
+    """
+    with ExitStack() as stack:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            staging = stack.enter_context(closing(StagingFolder(work)))
+            staging.folder.mkdir()
+        except OSError as error:
+            if not says_full_disk(error):
+                raise
+            raise DiskFull(
+                "the disk has no room for temporary files", hint="whoever runs it has to make room"
+            ) from None
+        yield staging.folder.absolute()
+
+
 def sweep(work: Path) -> None:
-    """Remove the staging directories of killed searches, with what their trial servers left."""
+    """Remove the staging directories of killed processes, with what their trial servers left."""
     names = set()
     for file in work.glob(f"{_WAITING}*"):
         names.add(file.name.partition(".unfinished")[0].removesuffix(_LOCK))
