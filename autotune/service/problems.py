@@ -29,6 +29,7 @@ from autotune.errors import (
 )
 from autotune.printable import printable
 from autotune.service.answers import AsciiResponse
+from autotune.service.pages.field_names import LABELS_OF_ACTIONS, in_fields
 from autotune.service.plain_page import plain_page
 from autotune.service.quick import TooBusy
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
@@ -38,6 +39,8 @@ _LOG = logging.getLogger("autotune.service")
 MEDIA_TYPE = "application/problem+json"
 SCHEMA_NAME = "Problem"
 
+SENT_BY, PAGE = "X-Requested-With", "page"
+"""The header, and its value, by which the script of a page says what it is."""
 _RETRY_AFTER_SECONDS = 2
 
 _STATUS_OF: Sequence[tuple[type[AutotuneError], int]] = (
@@ -144,9 +147,13 @@ def problem_of(error: AutotuneError) -> Problem:
 def answer(request: Request, problem: Problem) -> Response:
     """Returns the response: JSON, or a page where a browser navigates to one.
 
-    No URL of the server's database is in it.
+    No URL of the server's database is in it. For the script of a page it has names of fields in
+    place of options.
     """
     hidden: HiddenUrl = request.app.state.hidden_url
+    if request.headers.get(SENT_BY) == PAGE:
+        problem.detail = in_fields(problem.detail, here=LABELS_OF_ACTIONS)
+        problem.hint = in_fields(problem.hint, here=LABELS_OF_ACTIONS)
     if is_navigation(request):
         text = plain_page(
             title=_title(problem.status_code),

@@ -25,6 +25,7 @@ from fastapi.sse import format_sse_event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import StorageUnavailable
+from autotune.service.pages.field_names import in_fields
 from autotune.service.search_json import moment
 from autotune.spec.queued_search import ServiceEvent
 from autotune.storage.database import Database
@@ -67,6 +68,8 @@ def streamed(event: ServiceEvent) -> StreamedEvent:
         "at": moment(event.at),
         **event.data,
     }
+    if isinstance(message := data.get("message"), str):
+        data["on_page"] = in_fields(message)
     return StreamedEvent(
         number=event.number,
         search=event.search,

@@ -10,14 +10,23 @@ import pytest
 
 import autotune
 from autotune.service.pages.contexts import sentence
-from autotune.service.pages.field_names import FIELDS, LABELS, LABELS_OF_FIT, in_fields
+from autotune.service.pages.field_names import (
+    FIELDS,
+    LABELS,
+    LABELS_OF_ACTIONS,
+    LABELS_OF_FIT,
+    in_fields,
+)
+from autotune.service.problems import Problem
+from autotune.service.stream import streamed
+from autotune.spec.queued_search import ServiceEvent
 from tests.building.service import BEARER, serving, write_example
 
 PACKAGE = Path(autotune.__file__).parent
 NOT_ON_PAGES = ("cli", "exporters")
 """Packages whose texts are of the command line, or are commands themselves."""
 BARE = re.compile(r"(?<![\w-])--[a-z][\w-]*(?! \(on the command line\))(?![\w=-])")
-COMMAND = re.compile(r"\b(?:autotune|torchrun|accelerate|ray|nvidia-smi) [a-z-][^,;]*")
+COMMAND = re.compile(r"\b(?:autotune|torchrun|accelerate|ray|nvidia-smi) [a-z-][^,;\n]*")
 
 
 def texts_with_options():
@@ -45,7 +54,7 @@ def bare_options(shown):
 def test_no_sentence_of_the_package_names_a_bare_option_on_a_page():
     texts = texts_with_options()
     assert len(texts) > 100
-    for here in (LABELS, LABELS_OF_FIT):
+    for here in (LABELS, LABELS_OF_FIT, LABELS_OF_ACTIONS):
         assert {
             text: bare for text in texts if (bare := bare_options(in_fields(text, here=here)))
         } == {}
@@ -123,3 +132,52 @@ def test_an_error_on_the_page_of_a_new_search_names_no_bare_option(served, given
     shown = html.unescape(" ".join(re.findall(r'<p class="error"[^>]*>(.*?)</p>', answer.text)))
     assert shown.strip()
     assert bare_options(shown) == []
+
+
+# -- what the script of a page shows ---------------------------------------------------------------
+
+ACTIONS = (PACKAGE / "service/pages/static/actions.js").read_text()
+HEADERS_OF_ACTIONS = dict(
+    re.findall(r'"?([\w-]+)"?: "([^"]+)"', re.search(r"headers: {(.*?)}", ACTIONS)[1])
+)
+
+
+@pytest.mark.parametrize("keyword", LABELS_OF_ACTIONS)
+def test_a_dialog_has_a_field_of_each_name(keyword):
+    assert re.search(rf'name: "{keyword}", label: "{LABELS_OF_ACTIONS[keyword]}\b', ACTIONS)
+
+
+@pytest.fixture(scope="module")
+def failing(served):
+    """A server one of whose addresses answers as one that rejects an option does."""
+
+    @served.app.get("/api/v1/failing")
+    def fail():
+        raise Problem(422, "--trials 3 is less than --layers 4", hint="drop --storage")
+
+    return served
+
+
+def test_an_error_of_an_action_has_the_names_of_fields_in_the_dialog(failing):
+    shown = failing.get("/api/v1/failing", headers={**BEARER, **HEADERS_OF_ACTIONS}).json()
+    assert (shown["detail"], shown["hint"]) == (
+        "“More trials” 3 is less than “Layers” (in a new search) 4",
+        "drop --storage (on the command line)",
+    )
+
+
+def test_a_program_is_told_of_options(failing):
+    shown = failing.get("/api/v1/failing", headers=BEARER).json()
+    assert (shown["detail"], shown["hint"]) == (
+        "--trials 3 is less than --layers 4",
+        "drop --storage",
+    )
+
+
+def test_a_notice_comes_with_the_names_of_fields():
+    event = ServiceEvent(
+        number=1, search=2, study="s", kind="notice", at=0.0, data={"message": "use --max-mem 1GiB"}
+    )
+    data = json.loads(re.search(rb"data: (.*)", streamed(event).text)[1])
+    assert data["message"] == "use --max-mem 1GiB"
+    assert data["on_page"] == "use “Memory cap” 1GiB"

@@ -41,11 +41,18 @@ LABELS_OF_FIT: Mapping[str, str] = {
     "model": "The config.json of its model",
 }
 """{keyword: what the page on a training that is to fit calls it}."""
+LABELS_OF_ACTIONS: Mapping[str, str] = {
+    "trials": "More trials",
+    "time_budget": "Time",
+    "name": "Name of your study",
+    "priority": "Priority",
+}
+"""{keyword: what the dialogs of `actions.js` call it}."""
 _KEYWORDS: Mapping[str | None, str] = {
     flag: keyword for keyword, option in FIELDS.items() for flag in (option.flag, option.synonym)
 }
 _COMMAND_OR_OPTION = re.compile(
-    r"(?P<command>\b(?:autotune|torchrun|accelerate|ray|nvidia-smi) [a-z-][^,;]*)"
+    r"(?P<command>\b(?:autotune|torchrun|accelerate|ray|nvidia-smi) [a-z-][^,;\n]*)"
     r"|(?<![\w-])(?P<option>--[a-z][\w-]*)(?![\w=-])"
 )
 """An option with = before its value is an argument of somebody's script."""

@@ -9,7 +9,7 @@ const dialog = byId("dialog");
 async function send(method, path, body) {
   const answer = await fetch(path, {
     method,
-    headers: { "Content-Type": "application/json", Accept: "application/json" },
+    headers: { "Content-Type": "application/json", Accept: "application/json", "X-Requested-With": "page" },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   const text = await answer.text();

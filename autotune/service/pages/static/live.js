@@ -95,7 +95,7 @@ function visible(text) {
 /* Says in a sentence what has happened, also to who does not see the page. */
 function speak(kind, data) {
   const spoken = document.getElementById("spoken");
-  if (kind === "notice" && data.message) say(data.message);
+  if (kind === "notice" && data.message) say(data.on_page || data.message);
   if (kind === "trial_ended") spoken.textContent = `Trial ${data.trial.number} has ended: ${data.trial.outcome.replaceAll("_", " ")}.`;
   if (kind === "search") {
     spoken.textContent = `The search is ${data.state}.`;
