@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ _LARGEST_FILES = {
     "model_source": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
 }
 """Of a setting the file that the server reads as a whole, and its largest size in bytes."""
+_REMEMBERED_SPACES = 100
+"""Workers look at each search that waits once a second."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -471,9 +474,26 @@ def _allowed_function(value: str, rules: SubmissionRules) -> str:
 def file_not_here(settings: Mapping[str, Any], rules: SubmissionRules) -> str | None:
     """Returns the file or folder of a submission that this machine does not have; None without one.
 
-    The server that took the submission has it. Of a name that could be one of the hub nothing is
-    said, nor of what the text of a search space names.
+    The server that took the submission has it, also what the text of its search space names. Of a
+    name that could be one of the hub nothing is said.
     """
+    tables = (settings, *_workloads_of(settings.get(SPACE_CONTENT)))
+    return next(filter(None, (_file_not_here(table, rules) for table in tables)), None)
+
+
+@lru_cache(maxsize=_REMEMBERED_SPACES)
+def _workloads_of(space: str | None) -> Sequence[Mapping[str, Any]]:
+    """Returns the tables of a space's text that may name files; none of a text that is no TOML."""
+    try:
+        content = parse_toml((space or "").encode(), source=SPACE_CONTENT, kind=InvalidSpace)
+    except InvalidSpace:
+        return ()  # its search says so
+    scales = content.get("scales")
+    tables = [content.get("workload"), *(scales.values() if isinstance(scales, dict) else ())]
+    return [table for table in tables if isinstance(table, dict)]
+
+
+def _file_not_here(settings: Mapping[str, Any], rules: SubmissionRules) -> str | None:
     own_words = {**_WORDS_FOR_PATHS, "script": ()}
     for name, words in own_words.items():
         value = settings.get(name)

@@ -164,10 +164,25 @@ def test_a_file_that_a_search_names_is_looked_for_in_the_folders_of_the_machine(
     )
 
 
+@pytest.mark.parametrize("table", ["workload", "scales.large"])
+@pytest.mark.parametrize("setting", ["dataset", "tokenizer", "model", "script"])
+def test_a_file_that_the_text_of_a_space_names_is_looked_for_as_well(setting, table, tmp_path):
+    (tmp_path / "here.txt").touch()
+    folders = {"code_folders" if setting == "script" else "data_roots": (str(tmp_path),)}
+    rules = SubmissionRules(storage="sqlite://", **folders)
+    for name, is_here in (("here.txt", True), ("gone.txt", False)):
+        file = str(tmp_path / name)
+        space = f'[techniques]\nloss = ["full"]\n[{table}]\n{setting} = "{file}"\n'
+        assert file_not_here({"space_content": space}, rules) == (None if is_here else file)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {},
+        {"space_content": '[workload]\ndataset = "owner/name"\n[scales.large]\nlayers = 3\n'},
+        {"space_content": "scales = 3\nworkload = [1]\n"},
+        {"space_content": "is no TOML"},
         {"dataset": "owner/name", "tokenizer": "owner/name", "model": "owner/name"},
         {"dataset": "python-docs", "tokenizer": "bpe", "model": "gpt"},
         {"model": "llama-0a1b2c", "model_config": {"model_type": "llama"}},

@@ -43,8 +43,8 @@ each event is a JSON object with `search`, `study` and `at`, and:
 - `trial_ended`: `trial`, the record of `autotune show --json`
 - `front`: `front`, the numbers of its trials, and `pick`
 - `confirming`: `doing`
-- `notice`: `message`, also as pages show it, `on_page`; of a search `type` and `values`, its event in
-  Python
+- `notice`: `message`, also as pages show it, `on_page`; of a search `type` and `values`, its event
+  in Python
 - `study`: a study was renamed or deleted (`action`)
 - `reset`: events before this one are no longer stored; read everything again
 
