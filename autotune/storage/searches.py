@@ -24,6 +24,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    CursorResult,
     Float,
     Integer,
     Row,
@@ -356,6 +357,7 @@ class Searches:
                 renamed = connection.execute(
                     update(STUDIES).where(STUDIES.c.name == study).values(name=new_name)
                 )
+                self._check_was_there(study, renamed)
                 connection.execute(delete(OWNERS).where(OWNERS.c.study == new_name))
                 for table in (SEARCHES, OWNERS):
                     connection.execute(
@@ -365,19 +367,24 @@ class Searches:
                 _add_events(connection, [(0, study, "study", data)])
         except Conflict:
             raise in_use from None
-        if renamed.rowcount == 0:
-            raise UnknownStudy(f"there is no study {study!r} in {self._database.url}")
 
     def delete_study(self, study: str) -> None:
-        """Deletes a study with all that is stored of it; nothing if there is none.
+        """Deletes a study with all that is stored of it.
 
-        Raises SearchConflict while a search of it is active.
+        Raises UnknownStudy, also for one that somebody else has just renamed, and SearchConflict
+        while a search of it is active.
         """
         with self._writing() as connection:
             _check_no_active_search(connection, study)
-            connection.execute(delete(STUDIES).where(STUDIES.c.name == study))
+            deleted = connection.execute(delete(STUDIES).where(STUDIES.c.name == study))
+            self._check_was_there(study, deleted)
             connection.execute(delete(OWNERS).where(OWNERS.c.study == study))
             _add_events(connection, [(0, study, "study", {"action": "deleted"})])
+
+    def _check_was_there(self, study: str, changed: CursorResult[Any]) -> None:
+        """Raises UnknownStudy, within the transaction, for a change of no row."""
+        if changed.rowcount == 0:
+            raise UnknownStudy(f"there is no study {study!r} in {self._database.url}")
 
     @contextmanager
     def _writing(self, lease: Lease | None = None) -> Iterator[Connection]:

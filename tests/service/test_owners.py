@@ -188,6 +188,7 @@ def without_study(request, service):
     search, _ = service.searches.submit(new)
     service.searches.cancel(search.id, by="ada")
     if "deleted" in request.param:
+        service.store.create_study(definition(search.study), trials_wanted=3)
         service.searches.delete_study(search.study)
     return search
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select, update
 
 from autotune.analysis.queue_order import DeviceGroup
-from autotune.errors import SearchConflict, StorageUnavailable, UnknownSearch
+from autotune.errors import SearchConflict, StorageUnavailable, UnknownSearch, UnknownStudy
 from autotune.spec.queued_search import MOST_LOSSES, SearchEnd, SearchProcess
 from autotune.storage.leases import LeaseLost
 from autotune.storage.searches import NewSearch, Searches
@@ -593,6 +593,25 @@ def test_the_process_of_a_removed_search_is_lost(queue):
     queue.remove(search.id)
     with pytest.raises(LeaseLost):
         renew(queue, search)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda queue: queue.delete_study("old"), lambda queue: queue.rename_study("old", "other")],
+    ids=["delete", "rename"],
+)
+def test_a_study_that_has_just_been_renamed_is_not_changed_by_its_old_name(
+    change, queue, store_url
+):
+    """Otherwise others would remove or move files of another study, and a log would be wrong."""
+    with open_store(store_url) as store:
+        store.create_study(definition("old"), trials_wanted=3)
+    queue.rename_study("old", "new")
+    events = len(queue.events_after(0))
+    with pytest.raises(UnknownStudy, match="there is no study 'old'"):
+        change(queue)
+    assert len(queue.events_after(0)) == events
+    assert queue.owner_of("new") is not None
 
 
 def test_the_searches_of_a_study_follow_its_name(queue, store_url):
