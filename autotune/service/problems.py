@@ -41,6 +41,7 @@ SCHEMA_NAME = "Problem"
 
 SENT_BY, PAGE = "X-Requested-With", "page"
 """The header, and its value, by which the script of a page says what it is."""
+_DOCUMENT = "/api/v1/openapi.json"
 _RETRY_AFTER_SECONDS = 2
 
 _STATUS_OF: Sequence[tuple[type[AutotuneError], int]] = (
@@ -153,7 +154,8 @@ def answer(request: Request, problem: Problem) -> Response:
     hidden: HiddenUrl = request.app.state.hidden_url
     if request.headers.get(SENT_BY) == PAGE:
         problem.detail = in_fields(problem.detail, here=LABELS_OF_ACTIONS)
-        problem.hint = in_fields(problem.hint, here=LABELS_OF_ACTIONS)
+        is_of_programs = _DOCUMENT in problem.hint
+        problem.hint = "" if is_of_programs else in_fields(problem.hint, here=LABELS_OF_ACTIONS)
     if is_navigation(request):
         text = plain_page(
             title=_title(problem.status_code),
@@ -254,7 +256,7 @@ def _from_http(request: Request, error: HTTPException) -> Problem:
     if error.status_code == 404:
         detail = f"there is nothing at {path!r}"
         if not is_navigation(request):
-            hint = "see /api/v1/openapi.json for what there is"
+            hint = f"see {_DOCUMENT} for what there is"
     elif error.status_code == 405:
         detail = f"{path!r} does not take {request.method}"
         allowed = (error.headers or {}).get("Allow", "")
@@ -274,4 +276,4 @@ def _from_validation(error: RequestValidationError) -> Problem:
     detail = f"Invalid {first['where']}: {first['message']}"
     if len(errors) > 1:
         detail += f" (and {len(errors) - 1} more)"
-    return Problem(422, detail, hint="see /api/v1/openapi.json", extra={"errors": errors})
+    return Problem(422, detail, hint=f"see {_DOCUMENT}", extra={"errors": errors})

@@ -302,7 +302,7 @@ def _within_limits(
         raise NotAllowed(
             f"the time budget is longer than {format_duration(rules.most_seconds)}, the longest of "
             "this server",
-            hint="give a shorter time_budget, and continue the search later",
+            hint="give a shorter time budget, and continue the search later",
         )
     if seconds is None and (rules.most_seconds is not None or changes):
         # A new search that says nothing of its end has one by default, which the limit replaces.

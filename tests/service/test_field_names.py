@@ -71,6 +71,15 @@ def test_the_option_of_a_field_is_its_label(keyword):
         )
 
 
+@pytest.mark.parametrize("keyword", FIELDS)
+def test_a_setting_that_is_invalid_is_called_as_its_field(keyword):
+    shown = f"Invalid “{LABELS[keyword]}”: 'x' is none"
+    assert in_fields(f"Invalid {keyword}: 'x' is none") == shown
+    assert in_fields(f"Invalid body.{keyword}: 'x' is none") == shown
+    of_file = f"a.toml: {keyword} = 3, Invalid {keyword}: 3"
+    assert in_fields(of_file) == of_file
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -164,6 +173,15 @@ def test_an_error_of_an_action_has_the_names_of_fields_in_the_dialog(failing):
         "“More trials” 3 is less than “Layers” (in a new search) 4",
         "drop --storage (on the command line)",
     )
+
+
+@pytest.mark.parametrize("keyword", ["trials", "priority"])
+def test_an_invalid_value_of_a_dialog_has_the_name_of_its_field_alone(served, keyword):
+    headers = {**BEARER, **HEADERS_OF_ACTIONS}
+    answer = served.post("/api/v1/searches/1/continue", json={keyword: [[]]}, headers=headers)
+    shown = answer.json()
+    assert shown["detail"].startswith(f"Invalid “{LABELS_OF_ACTIONS[keyword]}”")
+    assert shown.get("hint", "") == ""
 
 
 def test_a_program_is_told_of_options(failing):

@@ -56,13 +56,16 @@ _COMMAND_OR_OPTION = re.compile(
     r"|(?<![\w-])(?P<option>--[a-z][\w-]*)(?![\w=-])"
 )
 """An option with = before its value is an argument of somebody's script."""
+_INVALID = re.compile(r"^Invalid (?:body\.)?(?P<keyword>\w+)(?=:)")
+"""How a sentence on the value of a setting begins; keys in the middle may be of a file."""
 
 
 def in_fields(text: str, *, here: Mapping[str, str] = LABELS) -> str:
     """Returns a sentence with the names of fields in place of options.
 
     `here` has those of the page. Another field is said to be one of a new search, and an option
-    without a field to be one of the command line. Whole commands stay as they are.
+    without a field to be one of the command line. Whole commands stay as they are. So it is with
+    the setting that a sentence calls invalid.
     """
 
     def named(found: re.Match[str]) -> str:
@@ -75,4 +78,8 @@ def in_fields(text: str, *, here: Mapping[str, str] = LABELS) -> str:
             return f"“{LABELS[keyword]}” (in a new search)"
         return f"{found['option']} (on the command line)"
 
-    return _COMMAND_OR_OPTION.sub(named, text)
+    def invalid(found: re.Match[str]) -> str:
+        label = here.get(found["keyword"]) or LABELS.get(found["keyword"])
+        return found[0] if label is None else f"Invalid “{label}”"
+
+    return _INVALID.sub(invalid, _COMMAND_OR_OPTION.sub(named, text))
