@@ -86,6 +86,11 @@ def is_function_reference(model: str) -> bool:
 
 def read_reference(model: str) -> FunctionReference:
     """Returns the parts of a reference to a function. Raises InvalidInput for any other text."""
+    if "://" in model:
+        raise InvalidInput(
+            f"{model!r:.80} is an address, from which no model is read",
+            hint="give a name of the Hugging Face hub, such as owner/name, or a folder",
+        )
     place, _, function = model.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     is_valid_place = place.endswith(".py") or is_module

@@ -55,6 +55,7 @@ class HiddenUrl:
         """Returns the text with words for the database in place of its URL and its file."""
         for writing in self._writings:
             text = text.replace(f" --storage {writing}", "").replace(writing, DATABASE_OF_SERVER)
+        text = text.replace(f"the server of {DATABASE_OF_SERVER}", DATABASE_OF_SERVER)
         return _SERVER_OF_DATABASE.sub("", text)
 
     def without_in(self, value: Any) -> Any:

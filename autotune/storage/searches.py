@@ -155,8 +155,8 @@ class Searches:
                 if first is not None:
                     if first.digest != new.digest:
                         raise SearchConflict(
-                            f"Invalid Idempotency-Key {new.key!r}: search {first.id} was submitted "
-                            "with it, with other settings",
+                            f"Invalid Idempotency-Key: search {first.id} was submitted with it, "
+                            "with other settings",
                             hint="choose a new key for a new submission",
                         )
                     return _search(first), False

@@ -132,6 +132,12 @@ def test_no_writing_of_a_url_is_left_in_a_text(url, text):
         assert secret not in found.replace("message", "")
 
 
+def test_its_server_is_not_named_twice():
+    url = "postgresql+psycopg://me@box/db"
+    text = HiddenUrl(url).without(f"the server of {url} cannot be reached")
+    assert text == "the database of the server cannot be reached"
+
+
 def test_a_stranger_is_not_told_it_where_the_database_cannot_be_used(client, file):
     rename_tables(file)
     answer = client.get("/api/v1/studies", headers={"Authorization": "Bearer wrong"})

@@ -21,6 +21,7 @@ def file(tmp_path):
         ("a b:make", "does not name a function"),
         ("mine:1", "does not name a function"),
         (":make", "does not name a function"),
+        ("s3://box/model:make", "is an address, from which no model is read"),
     ],
 )
 def test_a_text_that_names_no_function_is_rejected(model, named):
