@@ -85,7 +85,7 @@ _LARGEST_FILES = {
     "model_source": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
 }
 """Of a setting the file that the server reads as a whole, and its largest size in bytes."""
-_REMEMBERED_SPACES = 100
+_REMEMBERED_SPACES = 1000
 """Workers look at each search that waits once a second."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -483,14 +483,19 @@ def file_not_here(settings: Mapping[str, Any], rules: SubmissionRules) -> str | 
 
 @lru_cache(maxsize=_REMEMBERED_SPACES)
 def _workloads_of(space: str | None) -> Sequence[Mapping[str, Any]]:
-    """Returns the tables of a space's text that may name files; none of a text that is no TOML."""
+    """Returns what may name files in a space's text, by tables; none of a text that is no TOML."""
     try:
         content = parse_toml((space or "").encode(), source=SPACE_CONTENT, kind=InvalidSpace)
     except InvalidSpace:
         return ()  # its search says so
     scales = content.get("scales")
     tables = [content.get("workload"), *(scales.values() if isinstance(scales, dict) else ())]
-    return [table for table in tables if isinstance(table, dict)]
+    may_name_files = {*_PATHS, "script"}
+    return [
+        {name: table[name] for name in may_name_files & table.keys()}
+        for table in tables
+        if isinstance(table, dict)
+    ]
 
 
 def _file_not_here(settings: Mapping[str, Any], rules: SubmissionRules) -> str | None:
