@@ -18,7 +18,11 @@ from autotune.service.application import create_app
 from autotune.service.connections import protocol_of_connections
 from autotune.service.quick import QUICK_MODULE
 from autotune.service.settings import ServerSettings
-from autotune.spec.queued_search import SearchProcess
+from autotune.spec.queued_search import (
+    SEARCH_LEASE_SECONDS,
+    SEARCH_RENEWAL_SECONDS,
+    SearchProcess,
+)
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.tables import SEARCHES
 from tests.building.studies import MIB, config, definition, keep, measured, open_store
@@ -159,8 +163,6 @@ def page_server(folder, *, records=(), quick_module=QUICK_MODULE, **settings):
         running = searches.claim_next(DeviceGroup(machine="elsewhere"), version="0.1.0")
         process = SearchProcess(host="elsewhere", pid=1, started_at=1.0)
         running = searches.begin_run(running.id, running.run, process, version="1")
-        with store.database.writing() as connection:  # it needs no sign of life for a day
-            connection.execute(update(SEARCHES).values(lease_until=time.time() + 86_400))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -168,6 +170,28 @@ def page_server(folder, *, records=(), quick_module=QUICK_MODULE, **settings):
     served.search = running
     served.start()
     try:
-        yield served
+        with _signs_of_life(url):
+            yield served
     finally:
         served.stop()
+
+
+@contextlib.contextmanager
+def _signs_of_life(url):
+    """Renews the lease of the search, as its process would."""
+    has_ended = threading.Event()
+
+    def renew():
+        with open_store(url) as store:
+            while not has_ended.wait(SEARCH_RENEWAL_SECONDS):
+                with store.database.writing() as connection:
+                    lease_until = time.time() + SEARCH_LEASE_SECONDS
+                    connection.execute(update(SEARCHES).values(lease_until=lease_until))
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        renewing.join()
