@@ -26,7 +26,7 @@ from autotune.service.settings import ServerSettings
 from autotune.spec.setting import RESULTS, setting
 from autotune.spec.user_files import open_file
 
-_LOG = logging.getLogger("autotune.service.printed")
+_LOG = logging.getLogger("autotune.service")
 _EXTRA = ("fastapi", "uvicorn", "python_multipart")
 _LOOPBACK = ("127.", "localhost", "::1")
 
