@@ -8,6 +8,7 @@ what is known of such tensors is passed on from operator to operator:
 |---|---|
 | topk, sort or argmax over E numbers | indices below E |
 | a comparison of such indices | true for one in E |
+| scatter at such indices | zero but for the share that was chosen, also if it is scaled |
 | any, sum | the expected share or number of true elements |
 | nonzero, index by a mask | as many rows as expected: equal parts, tokens x k / E for an expert |
 
@@ -39,6 +40,8 @@ _SAME_ELEMENTS = (
 PASSED_ON = (*_SAME_ELEMENTS, _aten.sum, _aten.scatter)
 """Operators of which something may be known even where they return floating-point numbers."""
 _POSITIVE = (_aten.gt, _aten.ne)
+_SCALED = (_aten.mul, _aten.div, _aten._softmax)
+"""Operators after which what was not chosen is zero as before; -inf becomes zero in the last."""
 
 
 Parts = Literal["equal", "to the first", "nearly all to the first", "to the last"]
@@ -71,6 +74,8 @@ class Known:
     source: Source | None = None
     key: Any = None
     """Of a mask for one expert: its number."""
+    is_sum: bool = False
+    """Of numbers: whether `mean` is the size of each, not the share that is not zero."""
     is_of_experts: bool = False
     """Of a mask that has an element for each expert: whether it was chosen at all."""
 
@@ -220,15 +225,20 @@ class Routing:
             return Known(mean=1 / known.below, source=known.source, key=key)
         if packet is _aten.bincount:
             share = args[0].numel() / max(1, result.numel())
-            return Known(mean=share, source=known.source)
+            return Known(mean=share, source=known.source, is_sum=True)
         if known.mean is None or not isinstance(result, Tensor):
             return None
         reduced = args[0].numel() / max(1, result.numel())
         if packet is _aten.sum:
-            return replace(known, mean=known.mean * reduced)
+            return replace(known, mean=known.mean * reduced, is_sum=True)
+        if packet in _SCALED and not known.is_sum:
+            return known
         if packet is _aten.any:
             return replace(known, mean=min(1.0, known.mean * reduced))
-        if packet in _POSITIVE and isinstance(args[1], int) and args[1] == 0:
+        is_compared = packet in _POSITIVE and not isinstance(args[1], Tensor) and args[1] == 0
+        if is_compared and not known.is_sum:
+            return known
+        if is_compared:
             return Known(
                 mean=1.0 if known.mean > 0 else 0.0, source=known.source, is_of_experts=True
             )
@@ -240,10 +250,11 @@ class Routing:
         return None
 
     def _scattered(self, packet: Any, args: Sequence[Any]) -> Known | None:
-        """Returns what is known of zeros into which ones were scattered at known indices."""
+        """Returns what is known of zeros into which ones or weights were scattered."""
         if packet not in (_aten.scatter, _aten.scatter_) or len(args) < 4:
             return None
-        if not isinstance(args[3], int | float) or args[3] != 1:
+        source = args[3]
+        if not (source.is_floating_point() if isinstance(source, Tensor) else source == 1):
             return None
         indices = self._known.get(args[2])
         if indices is None or indices.below is None:

@@ -38,7 +38,18 @@ def by_counts(chosen):
     return torch.ones(TOKENS * CHOSEN, 8).split(gates.long().sum(0).tolist())
 
 
-WAYS = [by_comparison, by_mask, by_one_hot, by_counts]
+def by_weights(chosen):
+    weights = torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, torch.rand(TOKENS, CHOSEN))
+    return [torch.where(weights[:, expert] > 0)[0] for expert in range(EXPERTS)]
+
+
+def by_softmax(chosen):
+    scores = torch.full((TOKENS, EXPERTS), -torch.inf)
+    weights = scores.scatter(1, chosen, torch.rand(TOKENS, CHOSEN)).softmax(-1)
+    return [torch.nonzero(weights[:, expert] != 0) for expert in range(EXPERTS)]
+
+
+WAYS = [by_comparison, by_mask, by_one_hot, by_counts, by_weights, by_softmax]
 
 
 def rows_of_experts(way, *, parts="equal") -> list[int]:
