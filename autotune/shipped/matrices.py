@@ -31,12 +31,21 @@ def _matrices_in_blocks(model: nn.Module) -> set[nn.Parameter]:
     found = find_blocks(model)
     modules = () if found is None else found.blocks.modules()
     return {
-        parameter
+        matrix
         for module in modules
         if not isinstance(module, nn.Embedding | nn.modules.conv._ConvNd)
-        for parameter in module.parameters(recurse=False)
-        if parameter.dim() in (2, 3)
+        for matrix in _matrices_of(module)
     }
+
+
+def _matrices_of(module: nn.Module) -> list[nn.Parameter]:
+    """Returns the stacks of matrices that a module has, or its matrices where it has no stack.
+
+    What has two dimensions beside a stack is one of vectors, such as the biases of experts.
+    """
+    own = list(module.parameters(recurse=False))
+    stacks = [parameter for parameter in own if parameter.dim() == 3]
+    return stacks or [parameter for parameter in own if parameter.dim() == 2]
 
 
 class MatricesApart(torch.optim.Optimizer):

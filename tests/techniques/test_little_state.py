@@ -102,6 +102,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(10, 8)
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in "ab")
         self.layers[0].experts = nn.Parameter(torch.zeros(3, 8, 4))
+        self.layers[0].bias_of_experts = nn.Parameter(torch.zeros(3, 4))
         self.layers[1].convolution = nn.Conv1d(8, 8, 4, groups=8)
         self.head = nn.Linear(8, 10)
         self.layers[1][0].weight.requires_grad_(False)
