@@ -19,11 +19,12 @@ from autotune.shipped.checkpointing import run_recomputed
 def feed_forward_of(block: nn.Module, attention_name: str | None) -> nn.Module | None:
     """Returns the part of a block that is its feed-forward; None if there is none.
 
-    It is the last child that has several matrices, and no attention in it.
+    It is the last child that has several matrices, or stacks of them as experts are, and no
+    attention in it.
     """
     found = None
     for name, child in block.named_children():
-        matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
+        matrices = sum(parameter.dim() in (2, 3) for parameter in child.parameters())
         if matrices > 1 and name != attention_name and not _has_attention(name, child):
             found = child
     return found
@@ -54,6 +55,11 @@ def _in_tiles(forward: Method) -> Method:
         compute = partial(forward, self)
         tiles = hidden.split(width, dim=-2)
         outputs = [run_recomputed((self,), compute, (tile,), kwargs, {}) for tile in tiles]
+        if not isinstance(outputs[0], Tensor):
+            raise TypeError(
+                "feed_forward tiled puts tiles of hidden states together, and the feed-forward "
+                f"part {type(self).__name__} gives a {type(outputs[0]).__name__}"
+            )
         return torch.cat(outputs, dim=-2)
 
     return tiled

@@ -67,21 +67,31 @@ def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int) -> str | No
 
 
 def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int) -> str | None:
-    matrix = next(parameter for parameter in part.parameters() if parameter.dim() == 2)
-    is_linear = any(isinstance(layer, nn.Linear) for layer in part.modules())
-    width = matrix.shape[1] if is_linear else matrix.shape[0]  # Conv1D of GPT-2 has inputs as rows
-    hidden = torch.empty(1, _TOKENS, width, dtype=matrix.dtype, device=matrix.device)
+    matrix = next(parameter for parameter in part.parameters() if parameter.dim() in (2, 3))
+    reason = None
+    # A layer or a router has its inputs as columns, Conv1D of GPT-2 as rows.
+    for width in reversed(matrix.shape[-2:]):
+        reason = _why_not_alone(part, matrix.new_empty(1, _TOKENS, width))
+        if reason is None and sequence_length <= width:
+            return (
+                f"a tile has as many tokens as the model is wide, {width}, and sequences have "
+                f"{sequence_length}"
+            )
+        if reason is None:
+            return None
+    return reason
+
+
+def _why_not_alone(part: nn.Module, hidden: Tensor) -> str | None:
+    """Returns why a part does not map hidden states to the same, and needs nothing else."""
     try:
         output = part(hidden)
+    except NotImplementedError:  # of the meta device, which has no values
+        return "which tokens the feed-forward part takes depends on values, so it cannot be tried"
     except Exception as error:  # any error of a part that is called in another way
         return f"the feed-forward part is not a function of hidden states: {first_line_of(error)}"
     if not isinstance(output, Tensor) or output.shape != hidden.shape:
         return "the feed-forward part does not give hidden states alone"
-    if sequence_length <= width:
-        return (
-            f"a tile has as many tokens as the model is wide, {width}, and sequences have "
-            f"{sequence_length}"
-        )
     return None
 
 

@@ -64,6 +64,14 @@ def test_no_more_than_a_tile_is_computed_at_once():
     assert len(seen) == 6, "three tiles, each of them computed again"
 
 
+def test_a_part_that_gives_more_than_hidden_states_is_named():
+    block = Block()
+    block.mlp.forward = lambda hidden: (hidden, hidden)
+    tile_blocks([block], "attention")
+    with pytest.raises(TypeError, match=r"tiles of hidden states .* part Gated gives a tuple"):
+        block(torch.randn(2, 2 * WIDTH, WIDTH))
+
+
 def test_an_evaluation_computes_the_whole_at_once():
     block, seen = Block(), []
     tile_blocks([block], "attention")
@@ -116,8 +124,9 @@ def of_transformers(kind, **sizes):
         of_transformers("gemma2", intermediate_size=64, head_dim=16, num_key_value_heads=2),
         of_transformers("gpt_neox", intermediate_size=64),
         of_transformers("gpt2", n_embd=32, n_layer=2, n_head=2),
+        of_transformers("mixtral", intermediate_size=64, num_key_value_heads=2),
     ],
-    ids=["gpt", "llama", "phi3", "gemma2", "gpt_neox", "gpt2"],
+    ids=["gpt", "llama", "phi3", "gemma2", "gpt_neox", "gpt2", "mixtral"],
 )
 def test_the_feed_forward_part_of_a_model_is_found(settings):
     assert reasons(settings) is None
@@ -126,6 +135,28 @@ def test_the_feed_forward_part_of_a_model_is_found(settings):
 def test_a_part_that_is_called_with_more_than_hidden_states_is_excluded():
     bloom = of_transformers("bloom", n_head=2, n_layer=2)
     assert "not a function of hidden states" in reasons(bloom)
+
+
+class Sorted(Gated):
+    """Computes the tokens whose first number is positive, as experts do with their own."""
+
+    def forward(self, hidden):
+        rows = torch.nonzero(hidden[..., 0] > 0)
+        return hidden.index_put(tuple(rows.T), super().forward(hidden[tuple(rows.T)]))
+
+
+def test_a_part_that_selects_tokens_by_values_is_excluded_with_the_reason():
+    block = Block().to("meta")
+    block.mlp = Sorted().to("meta")
+    model = nn.Module()
+    model.blocks = nn.ModuleList([block])
+    parts = ModelParts(
+        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention"
+    )
+    found = missing_parts(parts, {"feed_forward": ["tiled"]}, sequence_length=4096)
+    assert found["feed_forward"]["tiled"] == (
+        "which tokens the feed-forward part takes depends on values, so it cannot be tried"
+    )
 
 
 def test_a_mixer_of_tokens_is_no_feed_forward_part():
