@@ -5,6 +5,7 @@ import zlib
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 ITERATIONS = 16
 """Of the randomized decomposition that PiSSA's fast start takes (arXiv:2404.02948, section 4.3)."""
@@ -18,14 +19,16 @@ def principal_matrices(
 
     `weight` is [outputs, inputs]; `scale` times the second, [outputs, rank], by the first,
     [rank, inputs], is the part of it with the largest singular values. Source: arXiv:2404.02948,
-    equations 2 to 4.
+    equations 2 to 4. Where `rank` is larger than the weight, the rest of it is zero.
     """
+    largest = min(rank, *weight.shape)
     devices = [weight.device] if weight.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        outputs, values, inputs = torch.svd_lowrank(weight.float(), rank, niter=ITERATIONS)
+        outputs, values, inputs = torch.svd_lowrank(weight.float(), largest, niter=ITERATIONS)
     roots = (values / scale).sqrt()
-    return roots[:, None] * inputs.t(), outputs * roots
+    first, second = roots[:, None] * inputs.t(), outputs * roots
+    return pad(first, (0, 0, 0, rank - largest)), pad(second, (0, rank - largest))
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def _part_in_training(candidate: BlockList) -> tuple[bool, int, int]:
 
 def _block_lists(module: nn.Module) -> Iterator[BlockList]:
     for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList) and all(map(_can_be_called, child)):
+        if isinstance(child, nn.ModuleList) and all(map(can_be_called, child)):
             if _are_alike(child):
                 yield BlockList(owner=module, name=name)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
@@ -66,8 +66,8 @@ def _block_lists(module: nn.Module) -> Iterator[BlockList]:
             yield from _block_lists(child)
 
 
-def _can_be_called(module: nn.Module | None) -> bool:
-    """Whether there is a module with a forward pass, unlike a list of the parts of a block."""
+def can_be_called(module: nn.Module | None) -> bool:
+    """Returns whether it is a module with a forward pass, unlike a list of the parts of a block."""
     if module is None:  # the place of a norm that this model has not
         return False
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.shipped.blocks import can_be_called
 from autotune.shipped.changed_method import Method, change_method
 from autotune.shipped.quantized import dequantize
 
@@ -41,8 +42,20 @@ def dequantize_in_calls(model: nn.Module, weights: Iterable[str]) -> None:
 
     Their weights have the paths from before peft has put adapters around the modules.
     """
-    for owner in _owners(weights):
-        change_method(model.get_submodule(owner), "forward", _dequantizing)
+    for reader in dict.fromkeys(reader_of(model, weight) for weight in weights):
+        change_method(model.get_submodule(reader), "forward", _dequantizing)
+
+
+def reader_of(model: nn.Module, weight: str) -> str:
+    """Returns the path of the module whose forward computes with a weight.
+
+    It is the module that has the weight, or the one around it where that only holds weights, as a
+    `ParameterDict` does.
+    """
+    reader = weight.rpartition(".")[0]
+    while not can_be_called(model.get_submodule(reader)):
+        reader = reader.rpartition(".")[0]
+    return reader
 
 
 @contextmanager
@@ -69,10 +82,20 @@ def _outline(weight: Tensor) -> Tensor:
 
 def _dequantizing(forward: Method) -> Method:
     def dequantizing(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-        with _other_weights(module, dequantize):
+        with ExitStack() as stack:
+            for holder in _read_by(module):
+                stack.enter_context(_other_weights(holder, dequantize))
             return forward(module, *arguments, **named)
 
     return dequantizing
+
+
+def _read_by(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields a module and those in it that only hold weights."""
+    yield module
+    for child in module.children():
+        if not can_be_called(child):
+            yield from _read_by(child)
 
 
 @contextmanager

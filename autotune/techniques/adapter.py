@@ -45,7 +45,7 @@ from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
 from autotune.shipped.adapter_weights import principal_matrices
-from autotune.shipped.experts import dequantize_in_calls, expert_weights
+from autotune.shipped.experts import dequantize_in_calls, expert_weights, reader_of
 from autotune.shipped.frozen_on_host import FrozenOnHost, frozen_in_blocks
 from autotune.shipped.quantized import dequantize
 from autotune.spec.adapters import lora_arguments
@@ -386,11 +386,12 @@ def missing_layers(
             return "all linear layers of the model's blocks are among modules_to_save"
         return "the model's blocks have no linear layers"
     if technique == "adapter_rank":
+        # The router of a mixture is narrower than any useful rank, and no reason against it.
         layers = target_layers(parts, "all-linear")
-        smallest = min(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
-        if smallest is not None and value > width_of(smallest[1]):
-            path, layer = smallest
-            return f"it is larger than layer {path}, which is {_sizes(layer)}"
+        widest = max(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
+        if widest is not None and value > width_of(widest[1]):
+            path, layer = widest
+            return f"it is larger than layer {path}, which is {_sizes(layer)}, and than any other"
     needs_experts = (technique, value) == ("adapter_targets", "experts") or (
         technique == "base_weights" and value in QUANTIZED_EXPERTS
     )
@@ -399,11 +400,15 @@ def missing_layers(
         return "the model's blocks have no weights of three dimensions, as experts have"
     whole = {inner: path for path, one in saved.items() for inner in one.modules()}
     for path in experts:
-        owner = parts.model.get_submodule(path.rpartition(".")[0])
+        holder = path.rpartition(".")[0]
+        owner = parts.model.get_submodule(holder)
         if owner in whole:
             return f"experts are frozen, and modules_to_save has {whole[owner]}"
-        if owner in _roots(parts):
+        reader = reader_of(parts.model, path)
+        if parts.model.get_submodule(reader) in _roots(parts):
             return f"{path} is a weight of a whole block, not of a module inside it"
+        if technique == "adapter_targets" and reader != holder:
+            return f"peft adds adapters where a module is called, and {holder} only holds weights"
     if technique == "base_weights" and value in QUANTIZED_WEIGHTS:
         layers = target_layers(parts, "all-linear")
         if not any(isinstance(layer, nn.Linear) for _, layer in layers):

@@ -200,7 +200,7 @@ def test_where_nothing_fits_it_says_so_and_ends_with_1(folder):
 
 
 @pytest.mark.slow
-def test_the_rank_of_an_adapter_ends_with_the_smallest_layer(tmp_path):
+def test_the_rank_of_an_adapter_ends_with_the_widest_layer(tmp_path):
     pytest.importorskip("peft")
     options = ["--vary", "rank", "--adapter", "lora", "--max-mem", "1GiB", "--no-confirm"]
     ended = run_here("fit", *SMALL, *options, "--device", "cpu", "--json", folder=tmp_path)

@@ -12,6 +12,7 @@ from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.models.weights import draw_weights
 from autotune.predictor.predict import predict
+from autotune.shipped.adapter_weights import principal_matrices
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
@@ -19,7 +20,7 @@ from autotune.spec.parity import TOLERANCES
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques import apply_techniques, extras
-from autotune.techniques.adapter import target_layers
+from autotune.techniques.adapter import missing_layers, target_layers
 from autotune.techniques.requirements import missing_parts
 from autotune.training.step import TrainingStep
 
@@ -463,6 +464,21 @@ def test_layers_that_are_trained_whole_have_no_adapter_and_cannot_be_quantized(t
 def test_a_rank_larger_than_a_layer_is_one_sentence(training_of):
     with pytest.raises(IllegalConfiguration, match=r"larger than layer blocks\.0\.attention"):
         training_of(config_of(adapter_rank=65))
+
+
+def test_a_router_of_few_experts_does_not_limit_the_rank():
+    parts = ModelParts(model=nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 4)))
+    assert missing_layers(parts, "adapter_rank", 48, saved={}) is None
+    assert missing_layers(parts, "adapter_rank", 49, saved={}) == (
+        "it is larger than layer 0, which is 48 x 64, and than any other"
+    )
+
+
+def test_a_part_by_pissa_of_a_weight_that_is_narrower_than_the_rank_is_all_of_it():
+    weight = torch.randn(4, 64)
+    first, second = principal_matrices(weight, rank=8, scale=2.0, seed=0)
+    assert (first.shape, second.shape) == ((8, 64), (4, 8))
+    torch.testing.assert_close(2 * second @ first, weight)
 
 
 def test_a_model_without_linear_layers_has_no_adapters():

@@ -15,17 +15,19 @@ from autotune.data.batches import Batch
 from autotune.errors import IllegalConfiguration
 from autotune.memory.device_meter import make_meter
 from autotune.models import build_model
+from autotune.models.parts import ModelParts
 from autotune.models.weights import draw_weights
 from autotune.predictor.predict import predict
 from autotune.shipped import experts
-from autotune.shipped.quantized import dequantize, tensors_behind
+from autotune.shipped.quantized import dequantize, is_quantized, tensors_behind
 from autotune.spec.config import QUANTIZED_EXPERTS, QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.spec.parity import TOLERANCES
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques import apply_techniques
-from autotune.techniques.adapter import target_experts, target_layers
+from autotune.techniques.adapter import missing_layers, target_experts, target_layers
+from autotune.techniques.base_weights import quantize
 from autotune.techniques.sharding import make_mesh
 from autotune.training.step import TrainingStep
 
@@ -310,6 +312,39 @@ def routes_of(training):
     for handle in handles:
         handle.remove()
     return torch.stack(routes)
+
+
+class AroundHeld(nn.Module):
+    """Reads the weights of a module that only holds them, and so is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(64, 64)
+        self.held = nn.ParameterDict({"inner": nn.Parameter(torch.randn(4, 64, 64))})
+
+    def forward(self, x):
+        return torch.einsum("...c,eci->...i", self.mix(x), self.held["inner"])
+
+
+@pytest.mark.parametrize("value", QUANTIZED_EXPERTS)
+def test_experts_that_are_only_held_are_converted_where_they_are_read(value):
+    model, x = nn.Sequential(AroundHeld()).bfloat16(), torch.randn(2, 64).bfloat16()
+    held = model[0].held
+    held["inner"] = quantize(held["inner"].requires_grad_(False), value, dequantized=False)
+    plain = AroundHeld().bfloat16()
+    plain.load_state_dict({**plain.state_dict(), **model[0].mix.state_dict(prefix="mix.")})
+    plain.held["inner"] = nn.Parameter(dequantize(held["inner"]))
+    experts.dequantize_in_calls(model, ["0.held.inner"])
+    assert torch.equal(model(x), plain(x))
+    assert is_quantized(held["inner"])
+
+
+def test_adapters_on_experts_that_are_only_held_are_excluded_in_one_sentence():
+    parts = ModelParts(model=nn.Sequential(AroundHeld()))
+    assert missing_layers(parts, "base_weights", "nf4-experts", saved={}) is None
+    assert missing_layers(parts, "adapter_targets", "experts", saved={}) == (
+        "peft adds adapters where a module is called, and 0.held only holds weights"
+    )
 
 
 # -- names -----------------------------------------------------------------------------------------
