@@ -30,6 +30,7 @@ from autotune.errors import first_line_of
 from autotune.shipped.quantized import dequantize
 from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights
 from autotune.techniques.extras import bitsandbytes
+from autotune.techniques.tried_layer import why_wrong
 
 
 def prepare(
@@ -110,15 +111,13 @@ def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
             model = nn.Sequential(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16))
         prepare(model, [*model], value, compute_dtype=torch.bfloat16, dequantized=False)
         (layer,) = model
-        weight = nn.Parameter(
-            torch.ones(256, 256, dtype=torch.bfloat16, device=device), requires_grad=False
-        )
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randn(256, 256, generator=generator).to(device).bfloat16()
+        weight = nn.Parameter(numbers, requires_grad=False)
         layer.weight = quantize(weight, value, dequantized=False)
-        x = torch.ones(4, 256, dtype=torch.bfloat16, device=device, requires_grad=True)
-        layer(x).float().sum().backward()
+        return why_wrong(layer, numbers)
     except (RuntimeError, NotImplementedError, AssertionError, ImportError, ValueError) as error:
         return first_line_of(error)
-    return None
 
 
 def _four_bit_layer(layer: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:

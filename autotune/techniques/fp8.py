@@ -14,6 +14,7 @@ from autotune.errors import first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import convert
 from autotune.spec.config import Precision
+from autotune.techniques.tried_layer import why_wrong
 
 
 def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = False) -> None:
@@ -32,10 +33,8 @@ def unavailable(*, device: torch.device) -> str | None:
     It is found by a product, forward and backward.
     """
     try:
-        layer = convert(nn.Sequential(nn.Linear(64, 64, bias=False, device=device)))
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            product = layer(torch.ones(64, 64, device=device, requires_grad=True))
-        product.float().sum().backward()
+        plain = nn.Linear(64, 64, bias=False, device=device)
+        return why_wrong(convert(nn.Sequential(plain)), plain.weight.detach())
     except (
         RuntimeError,
         NotImplementedError,
@@ -44,4 +43,3 @@ def unavailable(*, device: torch.device) -> str | None:
         AttributeError,
     ) as error:
         return first_line_of(error)
-    return None

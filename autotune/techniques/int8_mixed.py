@@ -20,6 +20,7 @@ from autotune.errors import first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.int8 import use_int8
 from autotune.spec.config import Precision
+from autotune.techniques.tried_layer import why_wrong
 
 
 def convert_blocks(parts: ModelParts, precision: Precision) -> None:
@@ -35,11 +36,8 @@ def unavailable(*, device: torch.device) -> str | None:
     It is found by a product, forward and backward.
     """
     try:
-        layer = nn.Sequential(nn.Linear(64, 64, bias=False, device=device))
+        layer = nn.Linear(64, 64, bias=False, device=device)
         use_int8(layer)
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            product = layer(torch.ones(64, 64, device=device, requires_grad=True))
-        product.float().sum().backward()
+        return why_wrong(layer, layer.weight.detach())
     except (RuntimeError, NotImplementedError) as error:
         return first_line_of(error)
-    return None
