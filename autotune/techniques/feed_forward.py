@@ -34,8 +34,8 @@ def why_not(parts: ModelParts) -> str | None:
     if parts.blocks_owner is None or not _feed_forwards(parts):
         return "no feed-forward part was found in the model's blocks"
     for part in _feed_forwards(parts):
-        for layer in part.modules():
-            if not _is_of_each_token(layer):
+        for path, layer in part.named_modules():
+            if not _is_of_each_token(path.rpartition(".")[2], layer):
                 return (
                     f"{type(part).__name__} may compute a token from others: it has weights in "
                     f"{type(layer).__name__}"
@@ -43,15 +43,15 @@ def why_not(parts: ModelParts) -> str | None:
     return None
 
 
-_OF_EACH_TOKEN = ("linear", "norm", "expert", "router", "gate")
+_OF_EACH_TOKEN = ("linear", "norm", "expert", "router", "gate", "moe")
 """Parts of the names of classes whose weights are for each token on its own."""
 
 
-def _is_of_each_token(layer: nn.Module) -> bool:
+def _is_of_each_token(attribute: str, layer: nn.Module) -> bool:
     has_weights = any(True for _ in layer.parameters(recurse=False))
     name = type(layer).__name__
     is_known = name == "Conv1D" or any(word in name.lower() for word in _OF_EACH_TOKEN)
-    return is_known or not has_weights
+    return is_known or "expert" in attribute or not has_weights
 
 
 @torch.no_grad()

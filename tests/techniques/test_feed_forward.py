@@ -145,18 +145,39 @@ class Sorted(Gated):
         return hidden.index_put(tuple(rows.T), super().forward(hidden[tuple(rows.T)]))
 
 
-def test_a_part_that_selects_tokens_by_values_is_excluded_with_the_reason():
-    block = Block().to("meta")
-    block.mlp = Sorted().to("meta")
+class SparseMoE(nn.Module):
+    """A mixture whose experts another module holds, beside weights of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Parameter(torch.ones(WIDTH, 4))
+        self.experts = nn.ParameterDict({"inner": nn.Parameter(torch.ones(4, WIDTH, WIDTH))})
+
+    def forward(self, hidden):
+        shares = (hidden @ self.router).softmax(-1)
+        return torch.einsum("...c,eci,...e->...i", hidden, self.experts["inner"], shares)
+
+
+def reason_of(part):
+    block = Block()
+    block.mlp = part
     model = nn.Module()
-    model.blocks = nn.ModuleList([block])
+    model.blocks = nn.ModuleList([block.to("meta")])
     parts = ModelParts(
         model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention"
     )
     found = missing_parts(parts, {"feed_forward": ["tiled"]}, sequence_length=4096)
-    assert found["feed_forward"]["tiled"] == (
+    return found.get("feed_forward", {}).get("tiled")
+
+
+def test_a_part_that_selects_tokens_by_values_is_excluded_with_the_reason():
+    assert reason_of(Sorted()) == (
         "which tokens the feed-forward part takes depends on values, so it cannot be tried"
     )
+
+
+def test_a_mixture_of_ones_own_is_a_feed_forward_part():
+    assert reason_of(SparseMoE()) is None
 
 
 def test_a_mixer_of_tokens_is_no_feed_forward_part():
