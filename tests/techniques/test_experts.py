@@ -378,6 +378,9 @@ def test_adapters_of_experts_load_into_a_model_in_16_bits(model, value, training
 
 SORTING_BYTES = 4096
 """Of the indices that distribute tokens over experts, as in `test_mixture_of_experts.py`."""
+SCRATCH_BYTES = 2 * 64 * 72
+"""Of the product of one expert in bf16, which oneDNN takes by how many tokens the expert got: a
+prediction has equal parts of them."""
 
 
 @pytest.mark.slow
@@ -403,7 +406,8 @@ def test_the_peak_with_quantized_experts_is_predicted(
         step(2, batch())
     measured = measuring.reading().peak_memory_bytes
     prediction = predict(PredictionRequest(workload=workload, config=config, device="cpu"))
-    assert prediction.peak_memory_bytes == pytest.approx(measured, rel=0, abs=SORTING_BYTES)
+    allowed = SORTING_BYTES + SCRATCH_BYTES
+    assert prediction.peak_memory_bytes == pytest.approx(measured, rel=0, abs=allowed)
 
 
 # -- models that cannot have them ------------------------------------------------------------------
