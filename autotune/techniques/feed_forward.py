@@ -55,10 +55,11 @@ def _is_of_each_token(attribute: str, layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int) -> str | None:
-    """Returns why tiles would not save memory in a model on the meta device; None if they do.
+def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int | None) -> str | None:
+    """Returns why tiles would not save memory in a model; None if they do, or if it is not known.
 
-    That a part maps hidden states [batch, tokens, width] to the same is tried with a few tokens.
+    How long the sequences of a script are is not known. That a part maps hidden states
+    [batch, tokens, width] to the same is tried with a few tokens.
     """
     for part in {type(part): part for part in _feed_forwards(parts)}.values():
         if reason := _why_nothing_is_saved(part, sequence_length=sequence_length):
@@ -66,13 +67,13 @@ def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int) -> str | No
     return None
 
 
-def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int) -> str | None:
+def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int | None) -> str | None:
     matrix = next(parameter for parameter in part.parameters() if parameter.dim() in (2, 3))
     reason = None
     # A layer or a router has its inputs as columns, Conv1D of GPT-2 as rows.
     for width in reversed(matrix.shape[-2:]):
         reason = _why_not_alone(part, matrix.new_empty(1, _TOKENS, width))
-        if reason is None and sequence_length <= width:
+        if reason is None and sequence_length is not None and sequence_length <= width:
             return (
                 f"a tile has as many tokens as the model is wide, {width}, and sequences have "
                 f"{sequence_length}"

@@ -35,21 +35,23 @@ def missing_parts(
     choices: Mapping[str, Sequence[Any]],
     *,
     device: torch.device = _CPU,
-    sequence_length: int = _EXAMINED_TOKENS,
+    sequence_length: int | None = None,
     modules_to_save: Sequence[str] = (),
 ) -> dict[str, dict[str, str]]:
     """Returns which of `choices`, {technique: values}, a model on the meta device does not support.
 
     The result is {technique: {value: reason}}. `device` is where the model will be trained, on
-    sequences of `sequence_length` tokens, with `modules_to_save` beside adapters. Do not use the
+    sequences of `sequence_length` tokens, or as a script has them, with `modules_to_save` beside
+    adapters. Do not use the
     model afterwards: its weights are converted to bf16, the only dtype that torch's grouped product
     of experts supports on the meta device. Raises InvalidInput for a module that it does not have.
     """
     parts.model.bfloat16()
+    tried_tokens = sequence_length or _EXAMINED_TOKENS
     found: dict[str, dict[str, str]] = {}
     backends = [value for value in choices.get("attention", ()) if value != "auto"]
     unsupported = _unsupported_attention(
-        parts, backends, device=device, sequence_length=sequence_length
+        parts, backends, device=device, sequence_length=tried_tokens
     )
     if unsupported:
         found["attention"] = unsupported
@@ -70,7 +72,7 @@ def missing_parts(
                     )
                 if reason is None and technique == "checkpointing" and value in SELECTIVE:
                     reason = checkpointing.why_not_recomputed(
-                        parts, value, sequence_length=sequence_length
+                        parts, value, sequence_length=tried_tokens
                     )
             if reason:
                 found.setdefault(technique, {})[str(value)] = reason

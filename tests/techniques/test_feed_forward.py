@@ -13,6 +13,7 @@ from autotune.spec.model_file import model_name
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques.requirements import missing_parts
+from autotune.techniques.user_training import missing_in_user_model
 
 WIDTH = 32
 
@@ -190,6 +191,15 @@ def test_a_mixer_of_tokens_is_no_feed_forward_part():
 def test_a_sequence_that_is_one_tile_is_excluded_with_both_numbers():
     reason = reasons({"model": "gpt", "width": 128}, sequence_length=128)
     assert reason == ("a tile has as many tokens as the model is wide, 128, and sequences have 128")
+
+
+def test_the_model_of_a_script_whose_sequences_are_not_known_may_have_tiles():
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Block(), Block()])
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert missing_in_user_model(model, optimizer, {"feed_forward": ["whole", "tiled"]}) == {}
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
 def test_a_model_without_blocks_has_no_feed_forward_part():
