@@ -6,7 +6,6 @@ Source: TiledMLP, arXiv:2506.13996, section 3.1.1.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +51,11 @@ def _in_tiles(forward: Method) -> Method:
         is_short = hidden.dim() < 2 or hidden.shape[-2] <= width
         if is_short or others or not torch.is_grad_enabled():
             return forward(self, hidden, *others, **kwargs)
-        compute = partial(forward, self)
+
+        def compute(tile: Tensor, **named: Any) -> Any:
+            # Mixtures make one list of tokens by `view`. What is kept is the tile, not its copy.
+            return forward(self, tile.contiguous(), **named)
+
         tiles = hidden.split(width, dim=-2)
         outputs = [run_recomputed((self,), compute, (tile,), kwargs, {}) for tile in tiles]
         if not isinstance(outputs[0], Tensor):

@@ -65,6 +65,19 @@ def test_no_more_than_a_tile_is_computed_at_once():
     assert len(seen) == 6, "three tiles, each of them computed again"
 
 
+def test_a_part_may_view_its_tokens_as_one_list():
+    class Listed(Gated):
+        def forward(self, hidden):
+            return super().forward(hidden.view(-1, WIDTH)).view(hidden.shape)
+
+    block, hidden = Block(), torch.randn(2, 3 * WIDTH, WIDTH)
+    block.mlp = Listed()
+    whole = gradients(block, hidden)
+    tile_blocks([block], "attention")
+    for tiled, expected in zip(gradients(block, hidden), whole, strict=True):
+        torch.testing.assert_close(tiled, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_part_that_gives_more_than_hidden_states_is_named():
     block = Block()
     block.mlp.forward = lambda hidden: (hidden, hidden)
