@@ -49,7 +49,8 @@ def least_memory_bytes(workload: Workload, config: TrainingConfig) -> int | None
         frozen, scales = _frozen(shape, config, dtype_bytes)
     weights = 0.0 if is_on_host else (trained + frozen) / parts + scales / whole
     are_freed = is_on_host or config.optimizer_fusion in ("backward", "as-is")
-    gradients = 0.0 if are_freed else trained / parts
+    gradient_bytes = 4 if config.gradient_accumulation_dtype == "fp32" else dtype_bytes
+    gradients = 0.0 if are_freed else trained_weights * gradient_bytes / parts
     state = trained_weights * _state_bytes(config, dtype_bytes=dtype_bytes)
     state /= workload.devices_per_trial if config.sharding == "zero1" else parts
     kept = _inputs_of_blocks(shape, workload, config) + _logits(shape, workload, config)

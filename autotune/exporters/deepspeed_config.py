@@ -59,7 +59,8 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that DeepSpeed can train with."""
-    closest = Closest(recipe, "DeepSpeed", MADE_BY_CLASS)
+    has = {**MADE_BY_CLASS, "gradient_accumulation_dtype": ("fp32",)}
+    closest = Closest(recipe, "DeepSpeed", has)
     fit_deepspeed(closest)
     if closest.recipe.devices > 1 or closest.config.offload != "none":
         why = "it is DeepSpeed that shares out here, with buffers of its own for communication"
@@ -222,6 +223,13 @@ _LACKING: Table = {
         "int8-mixed": (
             "bf16-mixed",
             "DeepSpeed has no products in int8: write {blocks} before deepspeed.initialize",
+        ),
+    },
+    "gradient_accumulation_dtype": {
+        "fp32": (
+            "weights",
+            "data_types.grad_accum_dtype is for the bf16 section, which holds a float32 copy of "
+            "the weights: use the pytorch export",
         ),
     },
     "checkpointing": dict.fromkeys(

@@ -62,8 +62,10 @@ WITH_KERNELS: Values = {
     "kernels": ("liger",),
     "adapter_kernels": ("fused",),
     "feed_forward": ("tiled",),
+    "gradient_accumulation_dtype": ("fp32",),
 }
-"""The same of one that also changes what computes layers of the model."""
+"""The same of one that also changes what computes layers of the model, and what adds up gradients.
+"""
 
 OF_EXPERTS = ("attention", "experts")
 """Values of `adapter_targets` of one that has adapters of experts."""

@@ -14,6 +14,8 @@ _ZERO = load_table("deepspeed_zero")
 SHARDINGS = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 """{stage of ZeRO: sharding}."""
 _REDUCTIONS = ("fp32", "fp16", "bf16", "bfp16")
+_FLOAT32 = ("fp32", "float32", "float", "torch.float32")
+_IN_FLOAT32 = "trials with DeepSpeed have weights, and add up gradients, in float32"
 _STAGE_IN_NAME = re.compile(r"(?:zero|stage|z)[_-]?([0-3])", re.IGNORECASE)
 
 
@@ -65,6 +67,9 @@ def read_settings(settings: KeysOfFile, key: str) -> Sharing:
         if settings.table_of(name).get("enabled") is True:
             precision = name
             settings.refuse(name, COPY)
+    formats = settings.table_of("data_types")
+    if formats and (len(formats) > 1 or formats.get("grad_accum_dtype") not in _FLOAT32):
+        settings.refuse("data_types", _IN_FLOAT32)
     reduction = settings.one_of("communication_data_type", _REDUCTIONS)
     if reduction is None:
         exact = precision is None or autocast.get("lower_precision_safe_modules") == []

@@ -79,6 +79,7 @@ _SHORT = {
     "tensor_parallel": "tp",
     "offload": "to host",
     "gradient_reduction": "reduce",
+    "gradient_accumulation_dtype": "sums",
 }
 """Short names of techniques. The values of the others say what they are: `bf16-mixed`, `lora`."""
 

@@ -59,6 +59,7 @@ Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention", "experts"]
 AdapterKernels = Literal["none", "fused"]
 FeedForward = Literal["whole", "tiled"]
+GradientAccumulationDtype = Literal["weights", "fp32"]
 BaseWeights = Literal[
     "trained",
     "bf16",
@@ -222,6 +223,16 @@ class TrainingConfig(Built):
     ] = "whole"
     """Whether the feed-forward part of a block computes all tokens of a sequence at once, or tile
     by tile, each of which is computed again in the backward pass."""
+
+    gradient_accumulation_dtype: Annotated[
+        GradientAccumulationDtype,
+        Technique(
+            help="Number format in which gradients of micro batches are added up.",
+            is_added_later=True,
+        ),
+    ] = "weights"
+    """Number format in which the gradients of micro batches are added up: that of the weights, or
+    fp32, from which each gradient is rounded to that of its weight before the update."""
 
     activation_budget: Annotated[
         SizeOrNone,
@@ -438,6 +449,8 @@ class TrainingConfig(Built):
             rounding.append(self.loss)
         if self.feed_forward != "whole":
             rounding.append(self.feed_forward)
+        if self.gradient_accumulation_dtype != "weights":
+            rounding.append(f"gradients in {self.gradient_accumulation_dtype}")
         if self.kernels != "none":
             rounding.append(self.kernels)
         if self.adapter_kernels != "none":
@@ -465,7 +478,7 @@ class TrainingConfig(Built):
         """
         if self.compile == "none":
             return None
-        not_compiled = {"optimizer", "optimizer_fusion", "allocator"}
+        not_compiled = {"optimizer", "optimizer_fusion", "gradient_accumulation_dtype", "allocator"}
         if self.compile == "block":
             not_compiled.add("loss")
         return tuple(value for name, value in self.to_dict().items() if name not in not_compiled)
@@ -564,6 +577,9 @@ SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
 """Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
 (`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
+
+BF16_WEIGHTS: tuple[Precision, ...] = ("bf16-true", "bf16-stochastic")
+"""Precisions with weights and gradients in bf16."""
 
 EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("fp8", "int8-mixed")
 """Precisions with layers of their own, which multiply matrices in 8 bits."""
@@ -901,6 +917,42 @@ RULES = (
         "bf16-stochastic rounds an optimizer's state to bf16, and {optimizer} has it "
         "{facts.state_form}",
         "use precision bf16-true, or optimizer adamw",
+    ),
+    Rule(
+        ("precision", "gradient_accumulation_dtype"),
+        lambda c, _: (
+            c["gradient_accumulation_dtype"] != "weights" and c["precision"] not in BF16_WEIGHTS
+        ),
+        "gradient_accumulation_dtype {gradient_accumulation_dtype} adds up gradients of bf16 "
+        "weights, which precision {precision} does not have",
+        "use precision bf16-true or bf16-stochastic, or leave gradient_accumulation_dtype out",
+    ),
+    Rule(
+        ("micro_batch_size", "gradient_accumulation_dtype"),
+        lambda c, at: (
+            c["gradient_accumulation_dtype"] != "weights"
+            and c["micro_batch_size"] == at.global_batch
+        ),
+        "gradient_accumulation_dtype {gradient_accumulation_dtype} adds up gradients of several "
+        "micro batches, and with micro_batch_size {micro_batch_size} there is one in the global "
+        "batch of {global_batch}",
+        "use a smaller micro_batch_size, or leave gradient_accumulation_dtype out",
+    ),
+    Rule(
+        ("gradient_accumulation_dtype",),
+        lambda c, at: c["gradient_accumulation_dtype"] != "weights" and at.devices > 1,
+        "gradient_accumulation_dtype {gradient_accumulation_dtype} adds up gradients on one "
+        "device, and {devices} devices add theirs up by sharding or tensor_parallel",
+        "use one device, or leave gradient_accumulation_dtype out",
+    ),
+    Rule(
+        ("gradient_accumulation_dtype", "offload"),
+        lambda c, _: (
+            c["gradient_accumulation_dtype"] != "weights" and c["offload"] in UPDATES_ON_HOST
+        ),
+        "gradient_accumulation_dtype {gradient_accumulation_dtype} adds up gradients on the "
+        "device, from which offload {offload} takes them after each backward pass",
+        "use offload none or frozen, or leave gradient_accumulation_dtype out",
     ),
     Rule(
         ("precision", "attention"),

@@ -30,6 +30,7 @@ from autotune.techniques import (
     deepspeed_engine,
     feed_forward,
     fp8,
+    gradient_accumulation_dtype,
     int8_mixed,
     kernels,
     loss,
@@ -187,6 +188,9 @@ def apply_techniques(
         scaler=precision.gradient_scaler(config.precision, device=device),
         gradient_clipping=workload.gradient_clipping,
         tensor_parallel=split,
+    )
+    gradient_accumulation_dtype.set_accumulation_dtype(
+        updater.optimizer, config.gradient_accumulation_dtype
     )
     return Training(
         parts=parts,

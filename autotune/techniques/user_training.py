@@ -40,6 +40,8 @@ _NOT_IN_A_SCRIPT = {
     "activation_budget": "what a script will do is not predicted, so that nothing can be planned: "
     "call autotune.checkpoint in it",
     "loss": "a script computes its loss itself",
+    "gradient_accumulation_dtype": "a script clips, logs and clears gradients itself, in the "
+    "format of its weights",
     "kernels": "a script puts Liger's kernels into its model itself, by use_liger_kernel",
     "offload": "a script's optimizer updates the weights that it was given",
     "engine": "a script calls its model, backward and its optimizer itself",

@@ -30,6 +30,7 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "memory_budget": {"compile": "block"},
     "compile_mode": {"compile": "model"},
     "offload frozen": {"adapter": "lora"},
+    "gradient_accumulation_dtype": {"precision": "bf16-true", "micro_batch_size": 1},
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},

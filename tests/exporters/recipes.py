@@ -18,9 +18,10 @@ from autotune.spec.workload import make_workload
 
 MIB = 1024**2
 
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
     "memory_budget": {"compile": "block"},
     "compile_mode": {"compile": "model"},
+    "gradient_accumulation_dtype": {"precision": "bf16-true", "micro_batch_size": 1},
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},

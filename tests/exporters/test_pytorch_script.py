@@ -22,6 +22,11 @@ from tests.techniques.test_experts import OWN as MIXTURE
 
 STEPS = 4
 GLOBAL_BATCH = 4
+SUMS_IN_FP32 = {
+    "precision": "bf16-true",
+    "gradient_accumulation_dtype": "fp32",
+    "micro_batch_size": 1,
+}
 EAGER = {
     "plain": {},
     "bf16-mixed": {"precision": "bf16-mixed"},
@@ -37,6 +42,7 @@ EAGER = {
     },
     "fusion foreach": {"optimizer_fusion": "foreach"},
     "micro batches of 2, math": {"micro_batch_size": 2, "attention": "math"},
+    "gradients added up in fp32": SUMS_IN_FP32,
     "several": {
         "precision": "bf16-mixed",
         "checkpointing": "block",
@@ -46,6 +52,7 @@ EAGER = {
 }
 ALONE = {
     "bf16-stochastic": {"precision": "bf16-stochastic"},
+    "bf16-stochastic, by sums in fp32": {**SUMS_IN_FP32, "precision": "bf16-stochastic"},
     "apollo, bf16-stochastic": {"precision": "bf16-stochastic", "optimizer": "apollo"},
     "apollo-mini in backward": {"optimizer": "apollo-mini", "optimizer_fusion": "backward"},
     **{f"checkpointing {value}": {"checkpointing": value} for value in ("every-4", "block")},

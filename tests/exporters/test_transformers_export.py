@@ -254,6 +254,17 @@ def test_a_real_step_has_weights_and_products_in_these_numbers(precision, tmp_pa
         assert (projection.weight.dtype, product) == DTYPES[precision]
 
 
+def test_gradients_of_weights_in_bf16_are_added_up_in_fp32(tmp_path):
+    settings = {"precision": "bf16-true", "gradient_accumulation_dtype": "fp32"}
+    with trainer_of(exported(micro_batch_size=1, **settings), tmp_path) as (_, trainer):
+        seen = []
+        trainer.add_callback(
+            Spy(lambda: seen.append({(p.dtype, p.grad.dtype) for p in trainer.model.parameters()}))
+        )
+        trainer.train()
+        assert seen == [{(torch.bfloat16, torch.float32)}] * STEPS
+
+
 def test_with_a_step_in_backward_no_gradient_outlives_it(tmp_path):
     with trainer_of(exported(optimizer_fusion="backward"), tmp_path) as (_, trainer):
         seen = []

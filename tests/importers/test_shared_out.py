@@ -51,6 +51,24 @@ def test_a_prediction_has_torch_share_out_what_deepspeed_does(tmp_path):
     assert with_trainer_file(settings, SearchRequest)["own_config"]["engine"] == "deepspeed"
 
 
+@pytest.mark.parametrize(
+    ("formats", "is_taken"),
+    [
+        ({"grad_accum_dtype": "fp32"}, True),
+        ({"grad_accum_dtype": "bf16"}, False),
+        ({"grad_accum_dtype": "fp32", "buffer_dtype": "bf16"}, False),
+    ],
+)
+def test_sums_of_gradients_in_float32_are_those_of_trials_with_deepspeed(
+    formats, is_taken, tmp_path
+):
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "data_types": formats}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    found = _import("transformers", tmp_path, deepspeed="ds.json")
+    assert found.config["precision"] == "bf16-mixed"
+    assert any("data_types" in key for key in _reasons(found)) == (not is_taken)
+
+
 @pytest.mark.parametrize("trainer", OF_TRANSFORMERS)
 def test_a_file_of_deepspeed_that_is_not_there_has_the_stage_of_its_name(trainer, tmp_path):
     found = _import(trainer, tmp_path, deepspeed="configs/ds_z2_config.json")

@@ -24,6 +24,11 @@ TOLERANCE = 0.001
 SCRATCH_BYTES = 128 * 1024
 """Of a 16-bit product in oneDNN or of an attention kernel, which no fake tensor shows."""
 
+SUMS_IN_FP32 = {
+    "gradient_accumulation_dtype": "fp32",
+    "micro_batch_size": 1,
+    "precision": "bf16-true",
+}
 EAGER = [
     {},
     *({"checkpointing": value} for value in CHOICES["checkpointing"] if value != "none"),
@@ -42,6 +47,8 @@ EAGER = [
     ),
     {"checkpointing": "sqrt", "precision": "bf16-true", "micro_batch_size": 2},
     {"micro_batch_size": 1, "optimizer_fusion": "foreach"},
+    SUMS_IN_FP32,
+    pytest.param({**SUMS_IN_FP32, "precision": "bf16-stochastic"}, marks=pytest.mark.slow),
     {"micro_batch_size": 2, "precision": "fp16-mixed", "optimizer_fusion": "kernel"},
 ]
 COMPILED = [

@@ -27,6 +27,7 @@ PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
 FUSED = {"adapter": "lora", "adapter_kernels": "fused"}
 FROZEN = {"adapter": "lora", "offload": "frozen"}
 GRAPHS = {"compile": "model", "compile_mode": "reduce-overhead"}
+SUMS = {"precision": "bf16-true", "gradient_accumulation_dtype": "fp32"}
 IN_EIGHT_BITS = {"adapter": "lora", "precision": "bf16-mixed", "base_weights": "int8"}
 
 # For each rule, in their order, a configuration that breaks this one and no other.
@@ -52,6 +53,10 @@ BREAKING = (
     {"optimizer_fusion": "backward", "clips_gradients": True},
     {"precision": "bf16-stochastic", "optimizer_fusion": "foreach"},
     {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
+    {"gradient_accumulation_dtype": "fp32", "micro_batch_size": 4},
+    SUMS,
+    {**SUMS, "devices": 2, "sharding": "ddp", "micro_batch_size": 2},
+    {**SUMS, "offload": "all", "micro_batch_size": 4},
     {"precision": "tf32", "attention": "flash"},
     {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
     {"precision": "int8-mixed", "checkpointing": "selective"},

@@ -40,8 +40,9 @@ PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
 OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "compile_mode", "engine")
 """Techniques that need several devices, a GPU, or a process of their own."""
 EVERY_CHOICE = {
-    **{field: values for field, values in CHOICES.items() if field not in OF_OTHER_TESTS},
+    # First, so that what does not go with accumulation is found before the others are tried.
     "micro_batch_size": (GLOBAL_BATCH, 1),
+    **{field: values for field, values in CHOICES.items() if field not in OF_OTHER_TESTS},
     "offload": ("none", "frozen"),
 }
 RECOMPUTED = {

@@ -208,6 +208,7 @@ def technique_modules(config: TrainingConfig) -> list[str]:
         "activation_offload": config.activation_offload == "cpu",
         "stochastic_rounding": config.precision == "bf16-stochastic",
         "step_in_backward": config.optimizer_fusion == "backward",
+        "fp32_gradients": config.gradient_accumulation_dtype == "fp32",
     }
     modules = [module for module, is_needed in needed.items() if is_needed]
     return [*modules, *OPTIMIZERS[config.optimizer].shipped_modules]
@@ -329,11 +330,19 @@ def _make_optimizer(recipe: Recipe, *, name: str) -> Part:
     settings: dict[str, object] = {"lr": "LEARNING_RATE", **facts.arguments, **flags}
     kind, import_class = imported_optimizer(recipe)
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
+    call = f"{kind}(\n        {_updated(recipe, name)},\n{arguments}    )"
+    returned = returning(call, recipe.config) if name == "make_optimizer" else f"return {call}"
     return code(
         f"{import_class}\nimport torch\nfrom torch import nn\n\n"
-        f"def {name}({_ARGUMENTS[name]}) -> torch.optim.Optimizer:\n"
-        f"    return {kind}(\n        {_updated(recipe, name)},\n{arguments}    )"
+        f"def {name}({_ARGUMENTS[name]}) -> torch.optim.Optimizer:\n    {returned}"
     )
+
+
+def returning(optimizer: str, config: TrainingConfig) -> str:
+    """Returns the end of a function that returns an optimizer, of which this is the expression."""
+    if config.gradient_accumulation_dtype == "weights":
+        return f"return {optimizer}"
+    return f"optimizer = {optimizer}\n    return accumulate_in_fp32(optimizer)"
 
 
 _ARGUMENTS = defaultdict(
@@ -348,15 +357,16 @@ def _updated(recipe: Recipe, name: str) -> str:
 
 
 def _rounded(recipe: Recipe, name: str) -> Part:
+    call = f"""StochasticallyRounded(
+        {_updated(recipe, name)}, make_unrounded, learning_rate=LEARNING_RATE, seed=SEED
+    )"""
     return code(f"""
 import torch
 from torch import nn
 from autotune.shipped.stochastic_rounding import StochasticallyRounded
 
 def {name}({_ARGUMENTS[name]}) -> torch.optim.Optimizer:
-    return StochasticallyRounded(
-        {_updated(recipe, name)}, make_unrounded, learning_rate=LEARNING_RATE, seed=SEED
-    )
+    {returning(call, recipe.config)}
 """)
 
 

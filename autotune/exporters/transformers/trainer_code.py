@@ -22,6 +22,7 @@ from autotune.exporters.pytorch.techniques import (
     adapter_constants,
     adding_lines,
     kept_parts,
+    returning,
     technique_modules,
 )
 from autotune.exporters.recipe import Recipe, in_docstring
@@ -385,9 +386,10 @@ def _make_optimizer(recipe: Recipe) -> Part:
     config = recipe.config
     name, import_class = imported_optimizer(recipe)
     imports = f"    {import_class}\n\n" if import_class else ""
-    body = f"    return {_call(name, *_optimizer_arguments(recipe))}"
+    made = _call(name, *_optimizer_arguments(recipe))
+    body = f"    {returning(made, config)}"
     if config.precision == "bf16-stochastic":
-        make_exact = body.replace("\n", "\n    ")
+        make_exact = f"    return {made}".replace("\n", "\n    ")
         arguments = (
             "parameters",
             "make_exact",
@@ -399,7 +401,7 @@ def _make_optimizer(recipe: Recipe) -> Part:
     def make_exact(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     {make_exact}
 
-    return {rounded}"""
+    {returning(rounded, config)}"""
     return code(f'''from collections.abc import Sequence
 from typing import Any
 import torch

@@ -40,6 +40,7 @@ _WORTH_A_PREDICTION: Mapping[str, Sequence[Any]] = {
     "attention": (),  # torch's default stores least on every device
     "memory_budget": (0.5, 0.0),
     "compile_mode": (),  # the others are faster, and none needs less
+    "gradient_accumulation_dtype": (),  # the other one needs more
     "adapter": (),  # it is another training: its own weights stay as they are
     "base_weights": ("bf16", "fp16", "int8", "nf4"),
     "sharding": ("zero1", "zero2", "zero3"),

@@ -86,6 +86,7 @@ def read(export, version):
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
             "feed_forward": feed_forward_of(training.model.blocks, script),
+            "gradient_accumulation_dtype": accumulation_dtype_of(training.model),
             "activation_budget": activation_budget_of(training.model.blocks, script),
             "kernels": "liger" if has_kernels else "none",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
@@ -104,6 +105,15 @@ def read(export, version):
             "seed": script.SEED,
             **_devices(training, devices, script.SEQUENCE_LENGTH),
         }
+
+
+def accumulation_dtype_of(model):
+    """Returns the format in which autograd adds up gradients, of a model with an optimizer."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if all(weight.grad_dtype == weight.dtype for weight in trained):
+        return "weights"
+    assert {weight.grad_dtype for weight in trained} == {torch.float32}
+    return "fp32"
 
 
 def with_experts(settings, text):
@@ -263,8 +273,8 @@ def _warmup(script):
 def _clipping(script):
     """The norm that a gradient of norm 1,000 is scaled down to."""
     parameter = nn.Parameter(torch.zeros(4))
-    parameter.grad = torch.full((4,), 500.0)
     updater = script.Updater([parameter], nn.ParameterList([parameter]))
+    parameter.grad = torch.full((4,), 500.0)
     if hasattr(updater, "scaler"):
         parameter.grad *= updater.scale(torch.ones(())).item()
     optimizer = updater.optimizer

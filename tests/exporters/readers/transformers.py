@@ -37,6 +37,7 @@ from tests.exporters.readers.hugging_face import (
 from tests.exporters.readers.launcher import allocator_of, compile_mode_of_this_process
 from tests.exporters.readers.optimizers import BY_CLASS
 from tests.exporters.readers.pytorch_script import (
+    accumulation_dtype_of,
     activation_budget_of,
     feed_forward_of,
     with_experts,
@@ -89,6 +90,7 @@ def _read_trainer(module, devices):
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
         "feed_forward": feed_forward_of(trainer.model.model.layers, module),
+        "gradient_accumulation_dtype": accumulation_dtype_of(trainer.model),
         "activation_budget": activation_budget_of(trainer.model.model.layers, module),
         "kernels": kernels_of(args),
         "activation_offload": activation_offload_of(trainer),
