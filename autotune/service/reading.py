@@ -4,6 +4,7 @@ A key of the cache has the study's version, which one small query gives: a clien
 than was stored when it asked. Of a study that grows only the changed trials are read.
 """
 
+import signal
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -49,8 +50,10 @@ _MOST_READS_AT_ONCE = 10
 """Fewer than the connections of the database's pool."""
 _MOST_COMPUTATIONS_AT_ONCE = 2
 """Python runs one at a time, and each takes turns with the event loop, which serves all others."""
-_SLOW_FIGURES = ("importance",)
-"""Kinds that take minutes for thousands of trials; the others do not wait behind them."""
+_MOST_REPORTS_AT_ONCE = 1
+"""They take longest; pages, figures and lists do not wait behind them."""
+_IN_A_PROCESS = ("importance",)
+"""Kinds of figures that take minutes for thousands of trials."""
 _LONGEST_FIGURE_SECONDS = 60.0
 _TAKES_LONG = 422
 """The status of a figure that takes longer."""
@@ -79,9 +82,8 @@ class StudyReader:
         self._summaries: list[StudySummary] = []
         self._reads = anyio.CapacityLimiter(_MOST_READS_AT_ONCE)
         self._computations = anyio.CapacityLimiter(_MOST_COMPUTATIONS_AT_ONCE)
-        self._drawings = anyio.CapacityLimiter(1)
-        self._slow_drawings = anyio.CapacityLimiter(1)
-        self._reports = anyio.CapacityLimiter(1)
+        self._reports = anyio.CapacityLimiter(_MOST_REPORTS_AT_ONCE)
+        self._processes = anyio.CapacityLimiter(1)
 
     # -- what other methods need -----------------------------------------------------------------
 
@@ -170,8 +172,10 @@ class StudyReader:
         async def compute() -> Answer | Problem:
             if kind == "timeline" and self._timeline_of is not None:
                 text = await self._timeline_of(view, options)
+            elif kind in _IN_A_PROCESS:
+                text = await self._drawn_in_a_process(view, kind, options)
             else:
-                text = await self._drawn(view, kind, options)
+                text = await self._compute(partial(figure_json, view, kind, options))
             return Answer(text.encode())
 
         async def compute_or_fail() -> Answer | Problem:
@@ -193,26 +197,31 @@ class StudyReader:
         data = await self.data(study)
         view = await self._view(data, preferences)
 
-        async def compute() -> Answer:
-            text = await _in_a_process(partial(_report_page, view, preferences), self._reports)
-            headers = {"Content-Security-Policy": REPORT_POLICY}
-            return Answer(text.encode(), media_type=HTML, headers=headers)
+        def compute() -> Answer:
+            # plotly takes 0.1 s to import, which the start of the server does without.
+            from autotune.reporting.report import contents  # noqa: PLC0415
+            from autotune.reporting.report.page import page  # noqa: PLC0415
 
+            report = contents.compute(view, version=__version__, preferences=preferences)
+            headers = {"Content-Security-Policy": REPORT_POLICY}
+            return Answer(page(report).encode(), media_type=HTML, headers=headers)
+
+        written = partial(anyio.to_thread.run_sync, compute, limiter=self._reports)
         key = ("report", study, data.version, preferences)
-        return await self._cache.get(key, compute, bytes_of=_bytes_of)
+        return await self._cache.get(key, written, bytes_of=_bytes_of)
 
     async def compared(self, studies: Sequence[str], preferences: Preferences) -> Answer:
         """Returns the figure of `autotune compare` as plotly's JSON. Raises InvalidInput."""
         data = [await self.data(study) for study in studies]
         views = [await self._view(one, preferences) for one in data]
 
-        async def compute() -> Answer:
-            text = await _in_a_process(partial(_comparison_json, views), self._drawings)
-            return Answer(text.encode())
+        def compute() -> Answer:
+            from autotune.reporting.figures import comparison  # noqa: PLC0415
+
+            return Answer(comparison.draw(comparison.compute(views)).to_json().encode())
 
         versions = tuple(one.version for one in data)
-        key = ("compared", tuple(studies), versions, preferences)
-        return await self._cache.get(key, compute, bytes_of=_bytes_of)
+        return await self._answer(("compared", tuple(studies), versions, preferences), compute)
 
     async def entries(self) -> tuple[list[StudyEntry], dict[int, int]]:
         """Returns every study, oldest first, and its trials with a result by the study's id."""
@@ -297,58 +306,47 @@ class StudyReader:
     async def _compute(self, compute: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(compute, limiter=self._computations)
 
-    async def _drawn(self, view: StudyView, kind: str, options: FigureOptions) -> str:
-        draw = partial(figure_json, view, kind, options)
-        if kind not in _SLOW_FIGURES:
-            return await _in_a_process(draw, self._drawings)
+    async def _drawn_in_a_process(self, view: StudyView, kind: str, options: FigureOptions) -> str:
+        study = view.result.study
         try:
             with anyio.fail_after(_LONGEST_FIGURE_SECONDS):
-                return await _in_a_process(draw, self._slow_drawings)
+                return await anyio.to_process.run_sync(
+                    _figure_of_a_process,
+                    view,
+                    kind,
+                    options,
+                    cancellable=True,
+                    limiter=self._processes,
+                )
         except TimeoutError:
-            study = view.result.study
             raise Problem(
                 _TAKES_LONG,
                 f"figure {kind!r} of study {study!r} takes longer than "
                 f"{_LONGEST_FIGURE_SECONDS:g} s",
                 hint=f"draw it where you have the database: autotune plot {study} {kind}",
             ) from None
-
-
-async def _in_a_process(draw: Callable[[], str], limiter: anyio.CapacityLimiter) -> str:
-    """Draws in another process: in this one a drawing takes turns with every other answer.
-
-    Raises Problem where the process is killed, as one of a machine without memory is.
-    """
-    try:
-        return await anyio.to_process.run_sync(draw, cancellable=True, limiter=limiter)
-    except anyio.BrokenWorkerProcess:
-        raise Problem(
-            503,
-            "the process that was drawing this has been killed",
-            hint="ask again; the next time, look whether the server's machine has memory left",
-        ) from None
+        except anyio.BrokenWorkerProcess:
+            raise Problem(
+                503,
+                f"the process that draws figure {kind!r} of study {study!r} has ended, or could "
+                "not start",
+                hint="ask again; the next time, look whether the server's machine has memory left",
+            ) from None
 
 
 def figure_json(view: StudyView, kind: str, options: FigureOptions) -> str:
     """Draws a figure and returns it as plotly's JSON."""
-    from autotune.result import draw  # noqa: PLC0415  # the server does without plotly
+    # plotly takes 0.1 s to import, which the start of the server does without.
+    from autotune.result import draw  # noqa: PLC0415
 
     text: str = draw(view, kind, options).to_json()
     return text
 
 
-def _comparison_json(views: Sequence[StudyView]) -> str:
-    from autotune.reporting.figures import comparison  # noqa: PLC0415  # as above
-
-    text: str = comparison.draw(comparison.compute(views)).to_json()
-    return text
-
-
-def _report_page(view: StudyView, preferences: Preferences) -> str:
-    from autotune.reporting.report import contents  # noqa: PLC0415  # as above
-    from autotune.reporting.report.page import page  # noqa: PLC0415
-
-    return page(contents.compute(view, version=__version__, preferences=preferences))
+def _figure_of_a_process(view: StudyView, kind: str, options: FigureOptions) -> str:
+    # Ctrl-C at a terminal reaches the server's processes, too; the server ends them itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return figure_json(view, kind, options)
 
 
 def _numbers(query: TrialQuery, data: StudyData, front: Sequence[int]) -> Sequence[int]:

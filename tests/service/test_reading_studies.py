@@ -115,14 +115,14 @@ def kill_this_process(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_drawing_whose_process_is_killed_can_be_asked_for_again(get, monkeypatch):
-    address = "/api/v1/studies/quick/figures/pareto"
+def test_a_figure_whose_process_is_killed_can_be_asked_for_again(get, monkeypatch):
+    address = "/api/v1/studies/quick/figures/importance"
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "figure_json", kill_this_process)
-        answer = get(address, x="speed")
+        patch.setattr(reading, "_figure_of_a_process", kill_this_process)
+        answer = get(address, prefer="smallest")
     assert answer.status_code == 503
-    assert "has been killed" in answer.json()["detail"]
-    assert get(address, x="speed").status_code == 200
+    assert "has ended" in answer.json()["detail"]
+    assert get(address, prefer="smallest").status_code == 422  # it has too few trials
 
 
 def test_an_unknown_study_has_the_sentence_and_the_hint_of_the_command_line(get, served_storage):
