@@ -6,10 +6,12 @@ import logging
 import os
 import ssl
 import sys
+import threading
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 import typer
@@ -94,7 +96,10 @@ def write_log(log_format: Literal["text", "json"] | None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
+        logging.raiseExceptions = False  # of a log that cannot be written, told to stderr: itself
         sys.stderr = PrintedLines()
+        sys.excepthook = _log_exception
+        threading.excepthook = lambda ended: _log_exception(*ended[:3])
     else:
         handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -106,13 +111,22 @@ class PrintedLines(io.TextIOBase):
     """A text stream whose lines are logged."""
 
     def __init__(self) -> None:
-        self._unfinished = ""
+        self._of_thread = threading.local()
 
     def write(self, text: str) -> int:
-        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        unfinished = getattr(self._of_thread, "unfinished", "")
+        *lines, self._of_thread.unfinished = (unfinished + text).split("\n")
         for line in filter(None, lines):
             _LOG.log(logging.ERROR if line.startswith("error: ") else logging.INFO, "%s", line)
         return len(text)
+
+
+def _log_exception(
+    kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """Logs an exception that nothing has caught, in one record."""
+    exc_info = None if error is None else (kind, error, traceback)
+    _LOG.error("%s has ended: %s", threading.current_thread().name, error, exc_info=exc_info)
 
 
 class PrintableFormatter(logging.Formatter):

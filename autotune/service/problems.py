@@ -3,6 +3,7 @@
 A browser that opens a page gets the same as a small page.
 """
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -153,6 +154,7 @@ def answer(request: Request, problem: Problem) -> Response:
     """
     hidden: HiddenUrl = request.app.state.hidden_url
     if request.headers.get(SENT_BY) == PAGE:
+        problem = copy.copy(problem)  # it may be answered again, to a program
         problem.detail = in_fields(problem.detail, here=LABELS_OF_ACTIONS)
         is_of_programs = _DOCUMENT in problem.hint
         problem.hint = "" if is_of_programs else in_fields(problem.hint, here=LABELS_OF_ACTIONS)

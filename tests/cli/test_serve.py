@@ -184,6 +184,38 @@ def test_every_line_is_json_and_that_of_a_request_has_its_route_and_person(tmp_p
     assert (line["method"], line["status"], line["person"]) == ("GET", 404, "owner")
 
 
+IN_JSON = """
+import logging, sys, threading
+from autotune.cli.serve import write_log
+write_log("json")
+"""
+
+
+def said_in_json(program, **streams):
+    return subprocess.run(
+        [sys.executable, "-c", IN_JSON + program],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        **{"stderr": subprocess.PIPE, **streams},
+    )
+
+
+def test_a_log_that_cannot_be_written_ends_nothing():
+    program = "logging.getLogger('autotune.service').warning('something'); print('goes on')"
+    with open("/dev/full", "w") as full:
+        assert said_in_json(program, stderr=full).stdout == "goes on\n"
+
+
+@pytest.mark.parametrize("where", ["{0}()", "threading.Thread(target={0}).start()"])
+def test_an_exception_that_nothing_catches_is_one_line_of_json(where):
+    program = "def fail():\n    raise ValueError('no such thing')\n" + where.format("fail")
+    (line,) = said_in_json(program).stderr.splitlines()
+    said = json.loads(line)
+    assert (said["level"], "no such thing" in said["message"]) == ("ERROR", True)
+    assert "in fail" in said["traceback"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "worker"])
 def test_an_error_is_json_too_where_the_log_is(command, tmp_path):

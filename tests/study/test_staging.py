@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import DiskFull
+from autotune.errors import DiskFull, StorageUnavailable
 from autotune.execution.prepared_folder import PREPARED
 from autotune.study.opening.new_study import NewStudy
 from autotune.study.opening.staging import StagingFolder, staged, sweep
@@ -38,12 +38,21 @@ def test_a_staged_folder_is_there_during_its_block_alone(tmp_path):
     assert not [*work.iterdir()]
 
 
-def test_a_staged_folder_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("number", "error", "sentence"),
+    [
+        (errno.ENOSPC, DiskFull, "no room for temporary files"),
+        (errno.EROFS, StorageUnavailable, "no temporary file can be written to .*Read-only"),
+    ],
+)
+def test_a_staged_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path, monkeypatch, number, error, sentence
+):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(DiskFull, match="no room for temporary files"), staged(tmp_path):
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(error, match=sentence), staged(tmp_path):
         pass
 
 

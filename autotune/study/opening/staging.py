@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from autotune.errors import DiskFull
+from autotune.errors import DiskFull, StorageUnavailable
 from autotune.spec.full_disk import says_full_disk
 from autotune.system.files import create_locked, is_free
 
@@ -38,7 +38,7 @@ class StagingFolder:
 def staged(work: Path) -> Iterator[Path]:
     """Yields an empty folder, which is removed at the end, or by `sweep` where a kill is the end.
 
-    Raises DiskFull.
+    Raises DiskFull, and StorageUnavailable where it cannot be made otherwise.
     """
     with ExitStack() as stack:
         try:
@@ -46,10 +46,14 @@ def staged(work: Path) -> Iterator[Path]:
             staging = stack.enter_context(closing(StagingFolder(work)))
             staging.folder.mkdir()
         except OSError as error:
-            if not says_full_disk(error):
-                raise
-            raise DiskFull(
-                "the disk has no room for temporary files", hint="whoever runs it has to make room"
+            if says_full_disk(error):
+                raise DiskFull(
+                    "the disk has no room for temporary files",
+                    hint="whoever runs it has to make room",
+                ) from None
+            raise StorageUnavailable(
+                f"no temporary file can be written to {work}: {error.strerror}",
+                hint="whoever runs it has to make the folder writable",
             ) from None
         yield staging.folder.absolute()
 
