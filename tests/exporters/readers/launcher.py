@@ -16,7 +16,11 @@ SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "m
 
 @contextmanager
 def settings_undone():
-    """Restore matmul precision, budget, kernels and allocator of this process afterwards."""
+    """Restore matmul precision, budget, kernels and allocator of this process afterwards.
+
+    The compiler's mode is the default before it and after it, whatever other tests have set.
+    """
+    set_mode("default")
     precision, budget = (
         torch.get_float32_matmul_precision(),
         torch._functorch.config.activation_memory_budget,
