@@ -53,6 +53,10 @@ _CLOSE = 0.995
 """A peak of this share of the budget is close enough."""
 _PLANS = 6
 """Most plans that are predicted."""
+_TRIES = 16
+"""Most plans that are made: one that is known already, for another budget, costs little."""
+_UNITS_OF_BUDGET = 1000
+"""Budgets that differ by less than one of so many parts have no other plans."""
 
 
 def device_of(training: UserTraining) -> str:
@@ -168,15 +172,19 @@ class ActivationPlanner:
             seconds=sum(trace.seconds * trace.passes for trace in self._traces),
             least=least,
         )
-        wanted_bytes, seen = budget_bytes, {best.kept}
-        too_little, too_much = 0, 0
-        for number in range(1, _PLANS + 1):
+        wanted_bytes, seen = budget_bytes, {best.kept: least}
+        too_little, too_much, stride = 0, 0, 1
+        for _ in range(_TRIES):
             plan = plan_activations(self._traces, self._moments, budget_bytes=wanted_bytes)
-            if plan is None or plan.kept in seen:
+            if plan is None:
                 break
-            seen.add(plan.kept)
-            self.say(f"predicting plan {number} for {format_size(budget_bytes)}")
-            prediction = self._predicted(plan.kept)
+            stride = 2 * stride if plan.kept in seen else 1
+            if plan.kept not in seen:
+                if len(seen) > _PLANS:
+                    break
+                self.say(f"predicting plan {len(seen)} for {format_size(budget_bytes)}")
+                seen[plan.kept] = self._predicted(plan.kept)
+            prediction = seen[plan.kept]
             peak_bytes = prediction.peak_memory_bytes
             if peak_bytes > budget_bytes:
                 too_much = wanted_bytes
@@ -189,9 +197,11 @@ class ActivationPlanner:
                 if peak_bytes >= _CLOSE * budget_bytes:
                     break
             if too_little and too_much:
+                if too_much - too_little < budget_bytes // _UNITS_OF_BUDGET:
+                    break
                 wanted_bytes = (too_little + too_much) // 2
             else:
-                wanted_bytes += budget_bytes - peak_bytes
+                wanted_bytes += stride * (budget_bytes - peak_bytes)
         return best
 
     @property

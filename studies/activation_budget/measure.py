@@ -35,7 +35,7 @@ from autotune.spec.workload import make_workload
 SHARES = (0.25, 0.5, 0.75)
 """Budgets, between the peaks with every block recomputed and with none."""
 GRAINS = ("attention", "selective", "save-attention", "every-2", "block")
-ROUNDS = 5
+ROUNDS = 11
 RESULTS = Path(__file__).parent / "results.json"
 
 Step = Callable[[nn.Module, Any, Any], None]

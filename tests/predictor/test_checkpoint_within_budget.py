@@ -8,12 +8,15 @@ from torch import nn
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.predictor.activation_budget import planner_of
 from autotune.predictor.user_training import Change, FakeUserTraining, UserTraining
 from autotune.shipped import selective
 from autotune.shipped.changed_method import Changed
 from autotune.shipped.granularity import recompute_but
 from autotune.shipped.selective import ATTENTION, operator_name
 from autotune.spec.prediction import KeptOfBlock
+from studies.activation_budget.measure import Mixer
+from studies.activation_budget.measure import plain as plain_step
 from tests.predictor.measured_steps import measured_peak
 from tests.predictor.user_forms import Form
 
@@ -87,6 +90,21 @@ def test_the_measured_peak_is_the_predicted_one_and_within_one_percent_of_the_bu
 def test_blocks_keep_and_recompute_something(planned):
     _, _, answer = planned
     assert any(block.operators or block.recomputed_parts for block in answer.blocks)
+
+
+def test_where_the_planned_peak_is_over_the_budget_another_plan_is_found():
+    torch.manual_seed(0)
+    model = Mixer(layers=4, patches=49, width=64)
+    training = UserTraining(
+        model=model,
+        batch=torch.randn(4, 49, 768),
+        optimizer=torch.optim.AdamW(model.parameters()),
+        step=plain_step,
+    )
+    planner = planner_of(training, gpu=None)
+    least, whole = planner.least.peak_memory_bytes, planner.whole.peak_memory_bytes
+    found = planner.find(least + 45 * (whole - least) // 100)
+    assert found.prediction.peak_memory_bytes > least  # that of every block recomputed
 
 
 def test_it_computes_the_same_gradients_with_dropout(planned):
