@@ -8,7 +8,8 @@ what is known of such tensors is passed on from operator to operator:
 |---|---|
 | topk, sort or argmax over E numbers | indices below E |
 | a comparison of such indices | true for one in E |
-| scatter at such indices | zero but for the share that was chosen, also if it is scaled |
+| scatter at such indices into zeros | zero but for the share that was chosen, also if scaled |
+| scatter at such indices into -inf | -inf but for that share, and zero after softmax |
 | any, sum | the expected share or number of true elements |
 | nonzero, index by a mask | as many rows as expected: equal parts, tokens x k / E for an expert |
 
@@ -16,9 +17,12 @@ Equal parts are what a trained router aims at. In the other extremes all tokens 
 experts, the first of the model or its last: these get every token, the others none, or as few as
 one: what is stored for the first is then still in memory when all others have gradients.
 
+What is known of a tensor ends where an operator writes to it in another way.
+
 A mask of which nothing is known, such as that of a causal attention, counts as all true.
 """
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -40,8 +44,13 @@ _SAME_ELEMENTS = (
 PASSED_ON = (*_SAME_ELEMENTS, _aten.sum, _aten.scatter)
 """Operators of which something may be known even where they return floating-point numbers."""
 _POSITIVE = (_aten.gt, _aten.ne)
-_SCALED = (_aten.mul, _aten.div, _aten._softmax)
-"""Operators after which what was not chosen is zero as before; -inf becomes zero in the last."""
+_PRODUCTS = (_aten.mul, _aten.mul_)
+_SCALED = (*_PRODUCTS, _aten.div, _aten.div_)
+"""Operators after which what was not chosen is zero as before."""
+_SCATTERS = (_aten.scatter, _aten.scatter_)
+_ZEROS = (_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.zero_)
+_FILLS = {_aten.full: 1, _aten.full_like: 1, _aten.new_full: 2, _aten.fill_: 1}
+"""Operators that set all elements to one value, with the value's position in their arguments."""
 
 
 Parts = Literal["equal", "to the first", "nearly all to the first", "to the last"]
@@ -76,6 +85,10 @@ class Known:
     """Of a mask for one expert: its number."""
     is_sum: bool = False
     """Of numbers: whether `mean` is the size of each, not the share that is not zero."""
+    rest: float = 0.0
+    """Of numbers: the value of those that were not chosen."""
+    filled: float | None = None
+    """The value of all elements, where they are the same."""
     is_of_experts: bool = False
     """Of a mask that has an element for each expert: whether it was chosen at all."""
 
@@ -186,19 +199,50 @@ class Routing:
         if packet in CHOOSE:
             self._choose(packet, args, kwargs, result)
             return
-        if not self._known or not args or isinstance(args[0], int | float):
+        if packet in _ZEROS or packet in _FILLS:
+            known = _filled(packet, args, kwargs)
+        elif not self._known or not args or isinstance(args[0], int | float):
             return
-        known = self._known.get(args[0]) if isinstance(args[0], Tensor) else None
-        if known is None:
-            known = self._scattered(packet, args)
-        elif packet in _SAME_ELEMENTS:
-            pass
         else:
-            known = self._computed(packet, known, args, result)
+            known = self._of_result(packet, args, result)
+        self._forget_written(operator, args, kwargs)
         if known is not None:
             for tensor in (result,) if isinstance(result, Tensor) else result or ():
                 if isinstance(tensor, Tensor):
                     self._known[tensor] = known
+
+    def _of_result(self, packet: Any, args: Sequence[Any], result: Any) -> Known | None:
+        if packet in _SCATTERS:
+            return self._scattered(args)
+        known = self._known.get(args[0]) if isinstance(args[0], Tensor) else None
+        if packet in _PRODUCTS and (known is None or known.mean is None):
+            known = self._known.get(args[1]) if isinstance(args[1], Tensor) else None
+        if known is None or packet in _SAME_ELEMENTS:
+            return known
+        return self._computed(packet, known, args, result)
+
+    def _forget_written(
+        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Forgets what was known of tensors that an operator writes to, and of their views."""
+        schema = getattr(operator, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return
+        named = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+        named.update(kwargs)
+        for argument in schema.arguments:
+            if argument.is_write and isinstance(written := named.get(argument.name), Tensor):
+                self._forget(written)
+
+    def _forget(self, written: Tensor) -> None:
+        self._known.pop(written, None)
+        self._counts.pop(written, None)
+        storage = written.untyped_storage()._cdata
+        # Only what has a part that was chosen is looked through: it is little.
+        for tensor, known in list(self._known.items()):
+            if known.source is not None and tensor.untyped_storage()._cdata == storage:
+                del self._known[tensor]
+                self._counts.pop(tensor, None)
 
     def _choose(
         self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -228,6 +272,11 @@ class Routing:
             return Known(mean=share, source=known.source, is_sum=True)
         if known.mean is None or not isinstance(result, Tensor):
             return None
+        is_above = packet is _aten.gt and not isinstance(args[1], Tensor) and args[1] == 0
+        if known.rest != 0:
+            if packet is _aten._softmax or is_above:
+                return replace(known, rest=0.0)
+            return None
         reduced = args[0].numel() / max(1, result.numel())
         if packet is _aten.sum:
             return replace(known, mean=known.mean * reduced, is_sum=True)
@@ -249,14 +298,26 @@ class Routing:
             return Known(mean=1 - known.mean)
         return None
 
-    def _scattered(self, packet: Any, args: Sequence[Any]) -> Known | None:
-        """Returns what is known of zeros into which ones or weights were scattered."""
-        if packet not in (_aten.scatter, _aten.scatter_) or len(args) < 4:
+    def _scattered(self, args: Sequence[Any]) -> Known | None:
+        """Returns what is known of zeros, or -inf, into which ones or weights were scattered."""
+        if len(args) < 4:
             return None
-        source = args[3]
+        into, source = self._known.get(args[0]), args[3]
+        if into is None or into.filled not in (0.0, -math.inf):
+            return None
         if not (source.is_floating_point() if isinstance(source, Tensor) else source == 1):
             return None
         indices = self._known.get(args[2])
         if indices is None or indices.below is None:
             return None
-        return Known(mean=args[2].numel() / max(1, args[0].numel()), source=indices.source)
+        share = args[2].numel() / max(1, args[0].numel())
+        return Known(mean=share, source=indices.source, rest=into.filled)
+
+
+def _filled(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Known | None:
+    """Returns what is known of a tensor that is made, or written, with one value."""
+    if packet in _ZEROS:
+        return Known(filled=0.0)
+    position = _FILLS[packet]
+    value = args[position] if len(args) > position else kwargs.get("fill_value")
+    return Known(filled=float(value)) if value in (0, -math.inf) else None

@@ -49,7 +49,45 @@ def by_softmax(chosen):
     return [torch.nonzero(weights[:, expert] != 0) for expert in range(EXPERTS)]
 
 
-WAYS = [by_comparison, by_mask, by_one_hot, by_counts, by_weights, by_softmax]
+def by_a_product(chosen):
+    weights = torch.rand(TOKENS, EXPERTS) * torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, 1)
+    return [torch.where(weights[:, expert] > 0)[0] for expert in range(EXPERTS)]
+
+
+def by_weights_in_place(chosen):
+    weights = torch.zeros(TOKENS, EXPERTS)
+    weights.scatter_(1, chosen, torch.rand(TOKENS, CHOSEN)).mul_(2)
+    return [torch.where(weights[:, expert] > 0)[0] for expert in range(EXPERTS)]
+
+
+OF_WEIGHTS = [by_weights, by_softmax, by_a_product, by_weights_in_place]
+WAYS = [by_comparison, by_mask, by_one_hot, by_counts, *OF_WEIGHTS]
+
+
+def softmax_of_zeros(chosen):
+    return torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, torch.rand(TOKENS, CHOSEN)).softmax(-1)
+
+
+def scattered_into_numbers(chosen):
+    return torch.rand(TOKENS, EXPERTS).scatter(1, chosen, torch.rand(TOKENS, CHOSEN))
+
+
+def added_to_in_place(chosen):
+    weights = torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, torch.rand(TOKENS, CHOSEN))
+    weights += 1
+    return weights
+
+
+def added_to_in_a_view(chosen):
+    weights = torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, torch.rand(TOKENS, CHOSEN))
+    weights.view(-1).add_(1)
+    return weights
+
+
+def zeros_that_were_written_to(chosen):
+    zeros = torch.zeros(TOKENS, EXPERTS)
+    zeros += 1
+    return zeros.scatter(1, chosen, torch.rand(TOKENS, CHOSEN))
 
 
 def rows_of_experts(way, *, parts="equal") -> list[int]:
@@ -64,6 +102,22 @@ def rows_of_experts(way, *, parts="equal") -> list[int]:
 def test_experts_get_equal_parts(way):
     rows = rows_of_experts(way)
     assert [part for part in rows if part] == [TOKENS * CHOSEN // EXPERTS] * EXPERTS
+
+
+WITHOUT_ZEROS = [
+    *(softmax_of_zeros, scattered_into_numbers, added_to_in_place, added_to_in_a_view),
+    zeros_that_were_written_to,
+]
+
+
+@pytest.mark.parametrize("way", WITHOUT_ZEROS)
+def test_every_expert_gets_every_token_where_what_was_not_chosen_may_not_be_zero(way):
+    watch = StorageWatch()
+    with watch.mode:
+        watch.enter_module("experts")
+        weights = way(chosen_experts())
+        rows = [len(torch.where(weights[:, expert] > 0)[0]) for expert in range(EXPERTS)]
+    assert (rows, watch.routing.assumed_all) == ([TOKENS] * EXPERTS, True)
 
 
 @pytest.mark.parametrize("parts", ["to the first", "to the last"])
