@@ -73,6 +73,14 @@ def can_be_called(module: nn.Module | None) -> bool:
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
+def read_by(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields a module and those in it that only hold weights."""
+    yield module
+    for child in module.children():
+        if not can_be_called(child):
+            yield from read_by(child)
+
+
 def _are_alike(modules: nn.ModuleList) -> bool:
     """Whether all modules have one class, or classes with a common base that is not torch's."""
     classes = {_own_class(module) for module in modules}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.shipped.blocks import can_be_called
+from autotune.shipped.blocks import can_be_called, read_by
 from autotune.shipped.changed_method import Method, change_method
 from autotune.shipped.quantized import dequantize
 
@@ -83,19 +83,11 @@ def _outline(weight: Tensor) -> Tensor:
 def _dequantizing(forward: Method) -> Method:
     def dequantizing(module: nn.Module, *arguments: Any, **named: Any) -> Any:
         with ExitStack() as stack:
-            for holder in _read_by(module):
+            for holder in read_by(module):
                 stack.enter_context(_other_weights(holder, dequantize))
             return forward(module, *arguments, **named)
 
     return dequantizing
-
-
-def _read_by(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields a module and those in it that only hold weights."""
-    yield module
-    for child in module.children():
-        if not can_be_called(child):
-            yield from _read_by(child)
 
 
 @contextmanager

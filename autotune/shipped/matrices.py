@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.shipped.blocks import find_blocks
+from autotune.shipped.blocks import can_be_called, find_blocks, read_by
 
 
 def matrices_apart(model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -33,19 +33,23 @@ def _matrices_in_blocks(model: nn.Module) -> set[nn.Parameter]:
     return {
         matrix
         for module in modules
-        if not isinstance(module, nn.Embedding | nn.modules.conv._ConvNd)
+        if can_be_called(module) and not isinstance(module, nn.Embedding | nn.modules.conv._ConvNd)
         for matrix in _matrices_of(module)
     }
 
 
 def _matrices_of(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the stacks of matrices that a module has, or its matrices where it has no stack.
+    """Returns the matrices, and stacks of them, that the forward of a module computes with.
 
-    What has two dimensions beside a stack is one of vectors, such as the biases of experts.
+    What has two dimensions beside a stack [experts, rows, columns] and is [experts, rows] or
+    [experts, columns] is one of vectors, such as the biases of experts.
     """
-    own = list(module.parameters(recurse=False))
+    own = [one for holder in read_by(module) for one in holder.parameters(recurse=False)]
     stacks = [parameter for parameter in own if parameter.dim() == 3]
-    return stacks or [parameter for parameter in own if parameter.dim() == 2]
+    of_experts = {(len(stack), size) for stack in stacks for size in stack.shape[1:]}
+    of_experts = {shape for shape in of_experts if shape[0] > 1}
+    matrices = [one for one in own if one.dim() == 2 and tuple(one.shape) not in of_experts]
+    return stacks + matrices
 
 
 class MatricesApart(torch.optim.Optimizer):

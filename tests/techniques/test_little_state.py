@@ -121,6 +121,45 @@ def test_matrices_of_blocks_are_apart_from_embeddings_heads_norms_and_biases():
     } - found - frozen
 
 
+class WithPositions(nn.Module):
+    """A block with a parameter of three dimensions that is no stack of experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(1, 8, 64))
+        self.up, self.down = nn.Parameter(torch.zeros(64, 256)), nn.Parameter(torch.zeros(256, 64))
+
+    def forward(self, hidden):
+        return (hidden + self.positions) @ self.up @ self.down
+
+
+class Mixture(nn.Module):
+    """A block whose experts have their weights and biases in modules of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterDict({"up": nn.Parameter(torch.zeros(4, 8, 16))})
+        self.biases = nn.ParameterDict(
+            {"up": nn.Parameter(torch.zeros(4, 16)), "down": nn.Parameter(torch.zeros(4, 8))}
+        )
+        self.router = nn.Parameter(torch.zeros(8, 4))
+
+    def forward(self, hidden):
+        return torch.einsum("tc,eci,ce->ti", hidden, self.weights["up"], self.router)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(WithPositions, {"positions", "up", "down"}), (Mixture, {"weights.up", "router"})],
+)
+def test_only_what_has_a_row_for_each_expert_is_no_matrix(kind, expected):
+    model = nn.Module()
+    model.layers = nn.ModuleList([kind(), kind()])
+    matrices, *_ = matrices_apart(model, {"momentum": 0.95})
+    names = {parameter: name for name, parameter in model.layers[1].named_parameters()}
+    assert {names[one] for one in matrices["params"] if one in names} == expected
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_matrix_is_updated_as_by_the_muon_of_torch(shape):
     ours, theirs = weights(*shape)
