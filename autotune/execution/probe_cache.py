@@ -1,8 +1,8 @@
 """Remembers which techniques a probe has seen to work, in the user's cache folder.
 
 A probe compiles programs, which takes from seconds to half a minute, and its result changes only
-with the device, the driver, torch, this program and the compilers. Those are the key of a file
-(`kept_file.py`).
+with the device, the driver, torch, this program, the compilers and what the probe compares. Those
+are the key of a file (`kept_file.py`).
 
 Only what works is remembered. What does not work may have failed because the machine was loaded or
 full, so every search tries it again; most of it is rejected without any work.
@@ -16,6 +16,7 @@ from typing import Any
 from autotune.execution.kept_file import UNREADABLE, read_kept, write_kept
 from autotune.spec.result import DeviceInfo
 from autotune.system.build_tools import c_compiler, cpp_compiler, python_headers
+from autotune.techniques import tried_layer
 
 FOLDER = "probes"
 """Name of the folder of these files in the user's cache folder."""
@@ -57,6 +58,7 @@ def _key(device: DeviceInfo) -> dict[str, Any]:
         "compute_capability": device.compute_capability,
         "versions": dict(device.versions),
         "python": sys.prefix,
+        "compared": tried_layer.COMPARED,
         "tools": {tool.name: _identity(tool.found) for tool in tools},
     }
 

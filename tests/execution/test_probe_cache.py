@@ -83,6 +83,13 @@ def test_another_compiler_is_probed(tmp_path, monkeypatch):
     assert probe_cache.read_working(CPU) == {}
 
 
+def test_what_a_probe_that_compared_less_has_seen_is_tried_again(monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr("autotune.techniques.tried_layer.COMPARED", ("output", "gradient"))
+        probe_cache.write_working(CPU, {"precision": ["int8-mixed"]})
+    assert probe_cache.read_working(CPU) == {}
+
+
 def test_a_cache_folder_that_others_can_write_to_is_not_used(cache):
     probe_cache.write_working(CPU, {"compile": ["block"]})
     (file,) = files_in(cache)

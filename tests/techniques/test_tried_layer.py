@@ -34,6 +34,18 @@ def test_a_wrong_product_of_integers_is_named(wrong, monkeypatch):
     assert "output of a layer is" in found["precision"]["int8-mixed"]
 
 
+def test_a_wrong_gradient_of_weights_is_named(monkeypatch):
+    right = int8._Int8Product.backward
+
+    def backward(ctx, gradient):
+        of_inputs, of_weight = right(ctx, gradient)
+        return of_inputs, of_weight * 0
+
+    monkeypatch.setattr(int8._Int8Product, "backward", staticmethod(backward))
+    found = find_unavailable({"precision": ["int8-mixed"]}, device=CPU)
+    assert "weight gradient of a layer is 100% off" in found["precision"]["int8-mixed"]
+
+
 def test_a_gradient_that_is_wrong_is_named_where_the_output_is_right():
     class Halved(nn.Linear):
         def forward(self, rows):
