@@ -33,7 +33,7 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +110,10 @@ class AdaptedWeights(Placement):
         check_patterns(parts, self._workload)
         for technique in DEPENDENT_FIELDS["adapter"]:
             value = getattr(self._config, technique)
-            if reason := missing_layers(parts, technique, value, saved=saved):
+            reason = missing_layers(
+                parts, technique, value, saved=saved, targets=(self._config.adapter_targets,)
+            )
+            if reason:
                 raise IllegalConfiguration(
                     f"{technique} {value} cannot be applied: {reason}",
                     hint=f"use another {technique}, or no adapter",
@@ -371,13 +374,38 @@ def width_of(layer: nn.Module) -> int:
     return min(_weight_of(layer).shape)
 
 
+def _routers(parts: ModelParts, layers: Mapping[str, nn.Module]) -> set[nn.Module]:
+    """Returns the layers with one output for each expert, or for all that are shared.
+
+    They are narrower than any useful rank, and no reason against it.
+    """
+    stacks = {parts.model.get_parameter(path).shape[0] for path in target_experts(parts)}
+    lists = {
+        len(module)
+        for root in _roots(parts)
+        for module in root.modules()
+        if isinstance(module, nn.ModuleList)
+    }
+    experts = stacks | lists | {1}
+    return {one for one in layers.values() if _outputs_of(one) in experts}
+
+
+def _outputs_of(layer: nn.Module) -> int:
+    return _weight_of(layer).shape[0 if isinstance(layer, nn.Linear) else 1]
+
+
 def missing_layers(
-    parts: ModelParts, technique: str, value: Any, *, saved: dict[str, nn.Module]
+    parts: ModelParts,
+    technique: str,
+    value: Any,
+    *,
+    saved: dict[str, nn.Module],
+    targets: Sequence[AdapterTargets] = ("all-linear",),
 ) -> str | None:
     """Returns why a model cannot have this choice about adapters; None if it can.
 
     `technique` is one of the fields about adapters, and `value` its choice. `saved` are the modules
-    that are trained whole beside adapters.
+    that are trained whole beside adapters. A rank is for any of `targets`.
     """
     if technique == "adapter_targets" and not _adapted(parts, value, saved=saved):
         if value == "attention":
@@ -386,12 +414,13 @@ def missing_layers(
             return "all linear layers of the model's blocks are among modules_to_save"
         return "the model's blocks have no linear layers"
     if technique == "adapter_rank":
-        # The router of a mixture is narrower than any useful rank, and no reason against it.
-        layers = target_layers(parts, "all-linear")
-        widest = max(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
-        if widest is not None and value > width_of(widest[1]):
-            path, layer = widest
-            return f"it is larger than layer {path}, which is {_sizes(layer)}, and than any other"
+        for choice in targets:
+            layers = dict(_adapted(parts, choice, saved=saved))
+            routers = _routers(parts, layers)
+            bounding = {path: one for path, one in layers.items() if one not in routers}
+            narrowest = min(bounding, key=lambda path: width_of(bounding[path]), default=None)
+            if narrowest is not None and value > width_of(bounding[narrowest]):
+                return f"it is larger than layer {narrowest}, which is {_sizes(layers[narrowest])}"
     needs_experts = (technique, value) == ("adapter_targets", "experts") or (
         technique == "base_weights" and value in QUANTIZED_EXPERTS
     )

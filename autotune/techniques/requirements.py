@@ -63,7 +63,13 @@ def missing_parts(
             continue
         for value in values:
             if is_of_adapters:
-                reason = missing_layers(parts, technique, value, saved=saved)
+                reason = missing_layers(
+                    parts,
+                    technique,
+                    value,
+                    saved=saved,
+                    targets=choices.get("adapter_targets", ("all-linear",)),
+                )
             else:
                 reason = _why_unsupported(parts, technique, value, if_unknown=False)
                 if reason is None and (technique, value) == ("feed_forward", "tiled"):

@@ -466,12 +466,42 @@ def test_a_rank_larger_than_a_layer_is_one_sentence(training_of):
         training_of(config_of(adapter_rank=65))
 
 
-def test_a_router_of_few_experts_does_not_limit_the_rank():
-    parts = ModelParts(model=nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 4)))
+class Mixture(nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.down, self.shared_gate = nn.Linear(64, 48), nn.Linear(64, 1)
+        self.router, self.experts = nn.Linear(64, 4), experts
+
+
+STACKED = nn.ParameterDict({"up": nn.Parameter(torch.zeros(4, 64, 64))})
+LISTED = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+
+@pytest.mark.parametrize("experts", [STACKED, LISTED], ids=["stacked", "listed"])
+def test_a_router_of_few_experts_does_not_limit_the_rank(experts):
+    parts = ModelParts(model=nn.Sequential(Mixture(experts)))
     assert missing_layers(parts, "adapter_rank", 48, saved={}) is None
     assert missing_layers(parts, "adapter_rank", 49, saved={}) == (
-        "it is larger than layer 0, which is 48 x 64, and than any other"
+        "it is larger than layer 0.down, which is 48 x 64"
     )
+
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.up = nn.Sequential(nn.Linear(64, 32)), nn.Linear(64, 16)
+
+
+@pytest.mark.parametrize(("targets", "limit"), [("attention", 32), ("all-linear", 16)])
+def test_the_narrowest_layer_of_the_targets_limits_the_rank(targets, limit):
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Narrow()])
+    parts = ModelParts(
+        model=model, blocks_owner=model, blocks_name="blocks", attention_name="attention"
+    )
+    choices = {"adapter": ["lora"], "adapter_rank": [limit, limit + 1]}
+    found = missing_parts(parts, {**choices, "adapter_targets": [targets]})
+    assert list(found["adapter_rank"]) == [str(limit + 1)]
 
 
 def test_a_part_by_pissa_of_a_weight_that_is_narrower_than_the_rank_is_all_of_it():
