@@ -19,14 +19,29 @@ def feed_forward_of(block: nn.Module, attention_name: str | None) -> nn.Module |
     """Returns the part of a block that is its feed-forward; None if there is none.
 
     It is the last child that has several matrices, or stacks of them as experts are, and no
-    attention in it.
+    attention in it. The weights of convolutions are none.
     """
     found = None
     for name, child in block.named_children():
-        matrices = sum(parameter.dim() in (2, 3) for parameter in child.parameters())
-        if matrices > 1 and name != attention_name and not _has_attention(name, child):
+        if (
+            len(matrices_of(child)) > 1
+            and name != attention_name
+            and not _has_attention(name, child)
+        ):
             found = child
     return found
+
+
+def matrices_of(part: nn.Module) -> list[nn.Parameter]:
+    """Returns the matrices of a part, and stacks of them, that are not of a convolution."""
+    found = {
+        parameter: None
+        for module in part.modules()
+        if not isinstance(module, nn.modules.conv._ConvNd)
+        for parameter in module.parameters(recurse=False)
+        if parameter.dim() in (2, 3)
+    }
+    return list(found)
 
 
 def _has_attention(name: str, module: nn.Module) -> bool:

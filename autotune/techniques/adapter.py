@@ -415,12 +415,14 @@ def missing_layers(
         return "the model's blocks have no linear layers"
     if technique == "adapter_rank":
         for choice in targets:
-            layers = dict(_adapted(parts, choice, saved=saved))
-            routers = _routers(parts, layers)
-            bounding = {path: one for path, one in layers.items() if one not in routers}
+            adapted = dict(_adapted(parts, choice, saved=saved))
+            routers = _routers(parts, adapted)
+            bounding = {path: one for path, one in adapted.items() if one not in routers}
             narrowest = min(bounding, key=lambda path: width_of(bounding[path]), default=None)
             if narrowest is not None and value > width_of(bounding[narrowest]):
-                return f"it is larger than layer {narrowest}, which is {_sizes(layers[narrowest])}"
+                return (
+                    f"it is larger than layer {narrowest}, which is {_sizes(bounding[narrowest])}"
+                )
     needs_experts = (technique, value) == ("adapter_targets", "experts") or (
         technique == "base_weights" and value in QUANTIZED_EXPERTS
     )

@@ -7,7 +7,7 @@ from torch import nn
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.predictor.predict import predict
-from autotune.shipped.tiled import tile_blocks
+from autotune.shipped.tiled import feed_forward_of, tile_blocks
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.spec.prediction import PredictionRequest
@@ -192,6 +192,137 @@ def test_a_part_that_selects_tokens_by_values_is_excluded_with_the_reason():
 
 def test_a_mixture_of_ones_own_is_a_feed_forward_part():
     assert reason_of(SparseMoE()) is None
+
+
+class WithBiases(nn.Module):
+    """A mixture of which the first weight is a bias of each expert."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"bias": (4, 64), "up": (4, WIDTH, 64), "down": (4, 64, WIDTH)}
+        self.experts = nn.ParameterDict(
+            {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+        )
+        self.router = nn.Linear(WIDTH, 4)
+
+    def forward(self, hidden):
+        shares = self.router(hidden).softmax(-1)
+        inner = torch.einsum("...c,eci->...ei", hidden, self.experts["up"]) + self.experts["bias"]
+        return torch.einsum("...ei,eic,...e->...c", inner, self.experts["down"], shares)
+
+
+def test_the_first_weight_of_a_mixture_may_be_a_bias():
+    assert reason_of(WithBiases()) is None
+
+
+class KeepsLossMoE(SparseMoE):
+    aux_loss = None
+
+    def forward(self, hidden):
+        self.aux_loss = (hidden @ self.router).softmax(-1).square().mean()
+        return super().forward(hidden)
+
+
+class AppendsLossMoE(SparseMoE):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, hidden):
+        self.losses.append((hidden @ self.router).mean())
+        return super().forward(hidden)
+
+
+class CountsMoE(SparseMoE):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, hidden):
+        self.seen += (hidden @ self.router).softmax(-1).sum((0, 1))
+        return super().forward(hidden)
+
+
+@pytest.mark.parametrize("kind", [KeepsLossMoE, AppendsLossMoE, CountsMoE])
+def test_a_part_that_sets_a_tensor_in_each_call_is_excluded(kind):
+    assert reason_of(kind()) == (
+        f"{kind.__name__} sets or changes a tensor of its own when it is called, "
+        "which each tile would do"
+    )
+
+
+@pytest.mark.parametrize("kind", [KeepsLossMoE, AppendsLossMoE, CountsMoE])
+def test_trying_the_part_of_a_script_leaves_it_as_it_was(kind):
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Block(), Block()])
+    for block in model.blocks:
+        block.mlp = kind().eval()
+    state = torch.get_rng_state()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = missing_in_user_model(model, optimizer, {"feed_forward": ["whole", "tiled"]})
+    assert "sets or changes" in found["feed_forward"]["tiled"]
+    part = model.blocks[1].mlp
+    kept = [getattr(part, name, None) for name in ("aux_loss", "losses")]
+    assert not any(kept)
+    assert not getattr(part, "seen", torch.zeros(1)).any()
+    assert not part.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_mixture_whose_logits_of_routers_are_asked_for_is_excluded():
+    sizes = {"intermediate_size": 64, "num_key_value_heads": 2}
+    mixtral = of_transformers("mixtral", output_router_logits=True, **sizes)
+    assert "output_router_logits is on" in reasons(mixtral)
+
+
+class ExpertChoice(nn.Module):
+    """A mixture whose experts choose their tokens among all of a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ParameterList(torch.zeros(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, hidden):
+        rows = hidden.reshape(-1, WIDTH)
+        shares, chosen = self.gate(rows).softmax(-1).topk(max(1, len(rows) // 4), dim=0)
+        output = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            own = rows[chosen[:, number]] @ expert * shares[:, number, None]
+            output = output.index_add(0, chosen[:, number], own)
+        return output.view(hidden.shape)
+
+
+def test_a_part_that_compares_tokens_is_excluded():
+    assert reason_of(ExpertChoice()) == (
+        "ExpertChoice computes a token from others: half of them give other numbers"
+    )
+
+
+class WithConvolution(Gated):
+    def __init__(self):
+        super().__init__()
+        self.shared_expert_conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, hidden):
+        mixed = self.shared_expert_conv(hidden.transpose(1, 2)).transpose(1, 2)
+        return super().forward(hidden) + mixed
+
+
+def test_a_convolution_is_no_expert_whatever_its_attribute():
+    assert "it has weights in Conv1d" in reason_of(WithConvolution())
+
+
+def test_a_short_convolution_after_the_feed_forward_part_is_not_taken_for_it():
+    class ShortConvolution(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+            self.out = nn.Linear(WIDTH, WIDTH)
+
+    block = Block()
+    block.mixer = ShortConvolution()
+    assert feed_forward_of(block, "attention") is block.mlp
 
 
 def test_a_mixer_of_tokens_is_no_feed_forward_part():
