@@ -111,7 +111,12 @@ class AdaptedWeights(Placement):
         for technique in DEPENDENT_FIELDS["adapter"]:
             value = getattr(self._config, technique)
             reason = missing_layers(
-                parts, technique, value, saved=saved, targets=(self._config.adapter_targets,)
+                parts,
+                technique,
+                value,
+                saved=saved,
+                targets=(self._config.adapter_targets,),
+                own_ranks=self._workload.adapter_rank_pattern,
             )
             if reason:
                 raise IllegalConfiguration(
@@ -401,11 +406,13 @@ def missing_layers(
     *,
     saved: dict[str, nn.Module],
     targets: Sequence[AdapterTargets] = ("all-linear",),
+    own_ranks: Iterable[str] = (),
 ) -> str | None:
     """Returns why a model cannot have this choice about adapters; None if it can.
 
     `technique` is one of the fields about adapters, and `value` its choice. `saved` are the modules
-    that are trained whole beside adapters. A rank is for any of `targets`.
+    that are trained whole beside adapters. A rank is for any of `targets`, but for layers with a
+    rank of their own by a pattern of `own_ranks`.
     """
     if technique == "adapter_targets" and not _adapted(parts, value, saved=saved):
         if value == "attention":
@@ -417,7 +424,12 @@ def missing_layers(
         for choice in targets:
             adapted = dict(_adapted(parts, choice, saved=saved))
             routers = _routers(parts, adapted)
-            bounding = {path: one for path, one in adapted.items() if one not in routers}
+            ends = [end_of_path(pattern) for pattern in own_ranks]
+            bounding = {
+                path: one
+                for path, one in adapted.items()
+                if one not in routers and not any(re.match(end, path) for end in ends)
+            }
             narrowest = min(bounding, key=lambda path: width_of(bounding[path]), default=None)
             if narrowest is not None and value > width_of(bounding[narrowest]):
                 return (

@@ -4,7 +4,7 @@ The forward pass runs on the meta device. What a *device* lacks is found by `fin
 module only checks whether the device's attention kernels support the calls of this model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +37,13 @@ def missing_parts(
     device: torch.device = _CPU,
     sequence_length: int | None = None,
     modules_to_save: Sequence[str] = (),
+    own_ranks: Collection[str] = (),
 ) -> dict[str, dict[str, str]]:
     """Returns which of `choices`, {technique: values}, a model on the meta device does not support.
 
     The result is {technique: {value: reason}}. `device` is where the model will be trained, on
     sequences of `sequence_length` tokens, or as a script has them, with `modules_to_save` beside
-    adapters. Do not use the
+    adapters, of which those of layers by a pattern of `own_ranks` have another rank. Do not use the
     model afterwards: its weights are converted to bf16, the only dtype that torch's grouped product
     of experts supports on the meta device. Raises InvalidInput for a module that it does not have.
     """
@@ -69,6 +70,7 @@ def missing_parts(
                     value,
                     saved=saved,
                     targets=choices.get("adapter_targets", ("all-linear",)),
+                    own_ranks=own_ranks,
                 )
             else:
                 reason = _why_unsupported(parts, technique, value, if_unknown=False)

@@ -486,6 +486,9 @@ def test_a_router_of_few_experts_does_not_limit_the_rank(experts):
     )
 
 
+OWN = {"up": 4, "attention.0": 4}
+
+
 class Narrow(nn.Module):
     def __init__(self):
         super().__init__()
@@ -502,6 +505,7 @@ def test_the_narrowest_layer_of_the_targets_limits_the_rank(targets, limit):
     choices = {"adapter": ["lora"], "adapter_rank": [limit, limit + 1]}
     found = missing_parts(parts, {**choices, "adapter_targets": [targets]})
     assert list(found["adapter_rank"]) == [str(limit + 1)]
+    assert missing_parts(parts, {**choices, "adapter_targets": [targets]}, own_ranks=OWN) == {}
 
 
 def test_a_part_by_pissa_of_a_weight_that_is_narrower_than_the_rank_is_all_of_it():

@@ -170,6 +170,7 @@ def examine(task: Examine) -> Examined:
         device=device,
         sequence_length=workload.sequence_length,
         modules_to_save=workload.modules_to_save,
+        own_ranks=workload.adapter_rank_pattern,
     )
     if not is_function_reference(workload.model):
         return Examined(unavailable=missing)
