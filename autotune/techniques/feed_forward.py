@@ -152,7 +152,7 @@ def _why_not_by_parts(part: nn.Module, width: int) -> str | None:
     """Returns why a part with numbers cannot be computed in tiles; raises what it raises."""
     device = matrices_of(part)[0].device
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(2, _TOKENS, width, generator=generator).to(device)
+    hidden = torch.randn(2, _TOKENS, width, generator=generator, device="cpu").to(device)
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         if reason := _why_not_alone(part, hidden):
             return reason
@@ -195,8 +195,10 @@ def _with_numbers(tensor: Tensor, generator: torch.Generator) -> Tensor:
             return torch.ones(tensor.shape, dtype=dtype, device=device)
         return tensor.detach().to(dtype, copy=True)
     if tensor.dim() < 2:
-        return (torch.rand(tensor.shape, generator=generator) + 0.5).to(device, dtype)
-    numbers = torch.randn(tensor.shape, generator=generator) / math.sqrt(tensor.shape[-1])
+        scales = torch.rand(tensor.shape, generator=generator, device="cpu") + 0.5
+        return scales.to(device, dtype)
+    numbers = torch.randn(tensor.shape, generator=generator, device="cpu")
+    numbers /= math.sqrt(tensor.shape[-1])
     return numbers.to(device, dtype)
 
 
