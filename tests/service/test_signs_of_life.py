@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.analysis.queue_order import DeviceGroup
+from autotune.service import processes
 from autotune.service import worker as worker_module
 from autotune.service.processes import find_process, kill_process, this_host
 from autotune.service.settings import ServerSettings
@@ -78,6 +79,7 @@ def test_a_process_that_does_not_begin_at_all_is_killed_and_tried_again(
     with rounds_of_worker(queue, tmp_path) as worker:
         worker._round()
         [child] = worker._children.values()
+        wait_until(lambda: processes._find_search(child.process))  # it has executed its program
         worker._round()
         wait_until(lambda: find_process(child.process) is None)
         wait_until(lambda: child.how_it_ended() is not None)
