@@ -513,9 +513,10 @@ class GradientSketch:
         squares, projections = _sketch(gradient, seed=index, device=self._device)
         left = self._left_by_backward.pop(parameter, squares)
         if scale is not None:
-            factor = scale.item()
-            squares = squares / factor**2
-            projections = tuple(value / factor for value in projections)
+            # As a fused update divides: with a scale that has come down to 0 nothing is a number.
+            inverse = scale.double().reciprocal().item()
+            squares = squares * inverse**2
+            projections = tuple(value * inverse for value in projections)
         self._squares[block] = self._squares.get(block, 0.0) + squares
         _add_to(self._projections, block, projections)
         if self._reads_backward:

@@ -182,6 +182,19 @@ def test_gradients_that_a_closure_computes_are_read():
     assert in_it.gradient_norms == pytest.approx(plain.gradient_norms)
 
 
+def test_with_a_loss_scale_that_has_come_down_to_0_no_gradient_is_a_number():
+    model = torch.nn.Linear(4, 4)
+
+    def run(optimizer):
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(0.0), torch.tensor(1.0)
+        (0.0 * model(torch.ones(2, 4)).square().sum()).backward()
+        optimizer.step()
+
+    fused = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    trace = sketch_of_one_step(model, fused, run)
+    assert math.isnan(trace.gradient_norms["rest"])
+
+
 def test_an_optimizer_that_lets_another_one_update_is_read_once_and_accepted():
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, params):
