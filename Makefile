@@ -65,5 +65,5 @@ test-cuda: $(filter .venv-cuda,$(CUDA_ENV))
 	test -x .venv-cuda/bin/python || $(PYTHON) -m venv .venv-cuda
 	grep -viE '^(torch|torchao|deepspeed|networkx|sympy)==' constraints.txt >.venv-cuda/constraints.txt
 	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-cuda/constraints.txt \
-		torch==$(LOWEST_TORCH) transformers torchao trl pytest hypothesis -e ".[service]"
+		torch==$(LOWEST_TORCH) transformers torchao trl bitsandbytes pytest pytest-timeout hypothesis -e ".[service]"
 	touch $@

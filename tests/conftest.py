@@ -29,13 +29,13 @@ hypothesis.settings.load_profile("repeatable")
 
 GLOBAL_BATCH = 4
 MOST_SECONDS = 300
-"""Of a test that is not slow, on the slowest machine: one that waits for ever fails, and is named,
-instead of keeping all others from being counted."""
+"""Of a test that is not slow and sets no limit of its own, on the slowest machine: one that waits
+for ever fails, and is named, instead of keeping all others from being counted."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if not any(item.get_closest_marker(name) for name in ("slow", "timeout")):
             item.add_marker(pytest.mark.timeout(MOST_SECONDS))
 
 

@@ -124,14 +124,18 @@ class Machine:
         *arguments: str,
         visible: str | None = None,
         codes: tuple[int, ...] = (0, 1),
+        model: Sequence[str] = SMALL_MODEL,
         **settings: object,
     ) -> dict[str, Any]:
-        """Runs a search of the small model; returns what it prints with --json.
+        """Runs a search, of the small model unless told otherwise; returns what --json prints.
 
         Exit code 1 means that no configuration is feasible.
         """
         done = self.autotune(
-            *self.search_arguments(*arguments), visible=visible, codes=codes, **settings
+            *self.search_arguments(*arguments, model=model),
+            visible=visible,
+            codes=codes,
+            **settings,
         )
         return dict(json.loads(done.stdout))
 
@@ -156,10 +160,10 @@ class Machine:
             "-m", "autotune", *self.search_arguments(*arguments), visible=visible, **settings
         )
 
-    def search_arguments(self, *arguments: str) -> list[str]:
+    def search_arguments(self, *arguments: str, model: Sequence[str] = SMALL_MODEL) -> list[str]:
         return [
             "search",
-            *SMALL_MODEL,
+            *model,
             "--dataset",
             str(self.folder / "text.txt"),
             "--json",
