@@ -283,6 +283,18 @@ except torch.OutOfMemoryError as error:
     assert 448 <= int(machine.python(program, gpu_mib=1024, base_mib=0, context_mib=50)) <= 512
 
 
+def test_memory_is_there_after_a_request_for_more_than_a_process_can_address(machine):
+    program = """
+import torch
+huge = torch.zeros(1, dtype=torch.uint8, device="cuda").as_strided((2**47,), (0,))
+try:
+    torch.empty_like(huge, device="cpu", pin_memory=True)
+except RuntimeError as error:
+    print("out of memory" in str(error), torch.ones(2**24, device="cuda").numel())
+"""
+    assert machine.python(program) == f"True {2**24}"
+
+
 def test_device_memory_costs_the_host_nothing_until_it_is_written(machine):
     program = """
 import torch, resource

@@ -24,6 +24,7 @@
 #define REGISTERS_OF_A_KERNEL 32
 #define BLOCKS_ON_A_MULTIPROCESSOR 8
 #define FIRST_ADDRESS 0x100000000000 /* 16 TiB: Linux has nothing there on x86-64 and 64-bit Arm */
+#define LAST_ADDRESS 0x7fffffffffff  /* of 47 bits, which every process has */
 #define MOST_ATTEMPTS 1000
 
 /* ---- state of this process ------------------------------------------------------------------------------- */
@@ -202,6 +203,8 @@ static void give_back(size_t bytes, enum memory_kind kind, int ordinal) {
 static void *map_lazily(size_t bytes) {
     static _Atomic uintptr_t next = FIRST_ADDRESS;
     size_t rounded = round_up(bytes, GRANULARITY);
+    if (rounded > LAST_ADDRESS - FIRST_ADDRESS)
+        return NULL;
     for (int attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
         void *wanted = (void *)atomic_fetch_add(&next, rounded);
         void *start = mmap(wanted, rounded, PROT_READ | PROT_WRITE,
