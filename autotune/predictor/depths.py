@@ -33,6 +33,7 @@ from autotune.memory.attribution import (
 )
 from autotune.memory.recording import Block, Recording
 from autotune.models import build_model
+from autotune.models.kinds import kinds_of
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Category, Holder
 from autotune.spec.user_code import takes_size
@@ -222,21 +223,16 @@ class Structure:
 def structure_of(workload: Workload) -> Structure | None:
     """Returns the structure of the workload's model; None if it has no list of blocks.
 
-    A kind is the classes of the block's modules, the shapes of their parameters, their plain
-    attributes, such as the window of attention, and the entries of the lists in the model's config
-    that have one for each layer.
+    A kind is that of `kinds_of`, and the entries of the lists in the model's config that have one
+    for each layer.
     """
     with torch.device("meta"):
         parts = build_model(workload)
     if parts.blocks_owner is None:
         return None
     blocks = list(parts.blocks)
-    attributes = _without_indices([_plain_attributes(block) for block in blocks])
     entries = _entries_by_layer(parts.model, layers=len(blocks))
-    kinds = tuple(
-        (_shapes(block), frozenset(attributes[index].items()), entries[index])
-        for index, block in enumerate(blocks)
-    )
+    kinds = tuple(zip(kinds_of(blocks), entries, strict=True))
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     rest = frozenset(
         (name, tuple(parameter.shape))
@@ -244,36 +240,6 @@ def structure_of(workload: Workload) -> Structure | None:
         if id(parameter) not in inside
     )
     return Structure(blocks=kinds, rest=rest)
-
-
-def _shapes(block: nn.Module) -> frozenset[Any]:
-    modules = {(path, type(module).__qualname__) for path, module in block.named_modules()}
-    parameters = {(name, tuple(p.shape), str(p.dtype)) for name, p in block.named_parameters()}
-    return frozenset(modules | parameters)
-
-
-def _plain_attributes(block: nn.Module) -> dict[tuple[str, str], Any]:
-    found: dict[tuple[str, str], Any] = {}
-    for path, module in block.named_modules():
-        for name, value in vars(module).items():
-            if value is None or isinstance(value, bool | int | float | str):
-                found[path, name] = value
-    return found
-
-
-def _without_indices(
-    attributes: Sequence[dict[tuple[str, str], Any]],
-) -> list[dict[tuple[str, str], Any]]:
-    """Removes the attributes that number the blocks, such as `layer_idx`."""
-    numbering = set()
-    for key, first in attributes[0].items():
-        if type(first) is int and len(attributes) > 1:
-            values = [one.get(key) for one in attributes]
-            if values == list(range(first, first + len(values))):
-                numbering.add(key)
-    return [
-        {key: value for key, value in one.items() if key not in numbering} for one in attributes
-    ]
 
 
 def _entries_by_layer(model: nn.Module, *, layers: int) -> list[tuple[str, ...]]:

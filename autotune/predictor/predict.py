@@ -85,6 +85,7 @@ from autotune.spec.prediction import Category, Prediction, PredictionRequest
 from autotune.spec.setting import NO_LIMIT
 from autotune.techniques import ChangeBlocks, Training, apply_techniques, kernels
 from autotune.techniques.checkpointing import in_words, keep_in_blocks
+from autotune.techniques.feed_forward import check_tiles_of
 from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.techniques.pinned_memory import bytes_to_host
 from autotune.techniques.sharding import make_mesh
@@ -125,6 +126,7 @@ def predict_rank(
     """
     started = time.perf_counter()
     with _errors_translated():
+        check_tiles_of(request.workload, request.config)
         depths = None
         if request.may_be_extrapolated:
             depths = choose_depths(request.workload, request.config)

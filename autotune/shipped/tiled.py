@@ -64,7 +64,8 @@ def _in_tiles(forward: Method) -> Method:
     def tiled(self: nn.Module, hidden: Tensor, *others: Any, **kwargs: Any) -> Any:
         width = hidden.shape[-1]
         is_short = hidden.dim() < 2 or hidden.shape[-2] <= width
-        if is_short or others or not torch.is_grad_enabled():
+        has_others = others or any(isinstance(one, Tensor) for one in kwargs.values())
+        if is_short or has_others or not torch.is_grad_enabled():
             return forward(self, hidden, *others, **kwargs)
 
         def compute(tile: Tensor, **named: Any) -> Any:

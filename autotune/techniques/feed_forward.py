@@ -11,25 +11,41 @@ blocks are recomputed it is the peak of one block that is lower. The result is t
 order in which gradients of weights are added up. Source: TiledMLP, arXiv:2506.13996, section 3.1.1.
 """
 
+import bisect
 import copy
+import gc
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autotune.errors import first_line_of
+from autotune.errors import IllegalConfiguration, first_line_of
+from autotune.models import build_model
+from autotune.models.kinds import kinds_of, plain_attributes
 from autotune.models.parts import ModelParts
 from autotune.shipped.tiled import feed_forward_of, matrices_of, tile_blocks
-from autotune.spec.config import FeedForward
+from autotune.spec.config import FeedForward, TrainingConfig
+from autotune.spec.workload import Workload
 
-_TOKENS = 32
-"""Tokens with which a part is tried, as a whole and in two halves."""
-_MOST_BYTES = 64 * 2**20
-"""Of the weights of a part that is computed with random ones."""
-_MOST_DIFFERENCE = 0.01
-"""Of the norm of an output in float32, which rounding does not reach."""
+_PIECES = (7, 9)
+"""Tokens with which a part is tried: those of both pieces at once, then one piece after the other.
+Whatever has a period of its own does not end where the first piece does."""
+_MOST_DIFFERENCE = 0.001
+"""Of the largest number of an output or gradient in float32, which rounding does not reach."""
+_MOST_BYTES = 4 * 2**30
+"""Of the largest matrix of a part in float32, of which a try takes about two."""
+_MOST_OWN_NUMBERS = 2**24
+"""Of the weights with random numbers and gradients of their own; the largest ones share numbers."""
+_PERIOD = 1_000_003
+"""After how many the shared random numbers repeat: a prime, so that no two rows are alike."""
+_SHIFT = 16
+"""Shared numbers by which the next matrix begins later: kernels want 64 bytes."""
 
 
 def set_feed_forward(parts: ModelParts, choice: FeedForward) -> None:
@@ -38,34 +54,38 @@ def set_feed_forward(parts: ModelParts, choice: FeedForward) -> None:
         tile_blocks(parts.blocks, parts.attention_name)
 
 
+def check_tiles_of(workload: Workload, config: TrainingConfig) -> None:
+    """Raises IllegalConfiguration for tiles that the workload's model cannot have.
+
+    A model on the meta device is tried, as in a search: what a trial's own model holds may be
+    quantized, divided or fake.
+    """
+    if config.feed_forward == "tiled":
+        with torch.device("meta"):
+            parts = build_model(workload)
+        check_tiles(parts, config)
+
+
+def check_tiles(parts: ModelParts, config: TrainingConfig) -> None:
+    """Raises IllegalConfiguration for tiles that the model's feed-forward parts cannot have."""
+    if config.feed_forward != "tiled":
+        return
+    reason = why_not(parts) or why_nothing_is_saved(parts, sequence_length=None)
+    if reason is not None:
+        raise IllegalConfiguration(
+            f"feed_forward tiled cannot be applied: {reason}", hint="use another feed_forward"
+        )
+
+
 def why_not(parts: ModelParts) -> str | None:
-    """Returns why the model's feed-forward parts cannot be computed in tiles; None if they can."""
+    """Returns why a model cannot have tiles, by its structure; None if nothing is known."""
     if parts.blocks_owner is None or not _feed_forwards(parts):
         return "no feed-forward part was found in the model's blocks"
     if _gives_router_logits(parts.model):
         return (
             "output_router_logits is on in the model's config, and tiles have logits of their own"
         )
-    for part in _feed_forwards(parts):
-        for path, layer in part.named_modules():
-            if not _is_of_each_token(path.rpartition(".")[2], layer):
-                return (
-                    f"{type(part).__name__} may compute a token from others: it has weights in "
-                    f"{type(layer).__name__}"
-                )
     return None
-
-
-_OF_EACH_TOKEN = ("linear", "norm", "expert", "router", "gate", "moe")
-"""Parts of the names of classes whose weights are for each token on its own."""
-
-
-def _is_of_each_token(attribute: str, layer: nn.Module) -> bool:
-    has_weights = any(True for _ in layer.parameters(recurse=False))
-    name = type(layer).__name__
-    is_known = name == "Conv1D" or any(word in name.lower() for word in _OF_EACH_TOKEN)
-    holds_experts = isinstance(layer, nn.ParameterDict | nn.ParameterList) and "expert" in attribute
-    return is_known or holds_experts or not has_weights
 
 
 def _gives_router_logits(model: nn.Module) -> bool:
@@ -73,149 +93,237 @@ def _gives_router_logits(model: nn.Module) -> bool:
     return any(getattr(config, "output_router_logits", None) is True for config in configs)
 
 
-@torch.no_grad()
 def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int | None) -> str | None:
-    """Returns why tiles would not save memory in a model; None if they do, or if it is not known.
+    """Returns why tiles would save nothing in a model, or be wrong; None if neither is known.
 
-    How long the sequences of a script are is not known. That a part maps hidden states
-    [batch, tokens, width] to the same is tried with a few tokens.
+    How long the sequences of a script are is not known. One part of each kind is tried, with random
+    weights of its sizes.
     """
-    for part in {type(part): part for part in _feed_forwards(parts)}.values():
+    found = _feed_forwards(parts)
+    for part in dict(zip(kinds_of(found), found, strict=True)).values():
         if reason := _why_nothing_is_saved(part, sequence_length=sequence_length):
             return reason
     return None
 
 
 def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int | None) -> str | None:
+    matrices = matrices_of(part)
+    if 4 * max(math.prod(matrix.shape[-2:]) for matrix in matrices) > _MOST_BYTES:
+        return f"a matrix of {type(part).__name__} is too large to try what it computes"
     # A layer or a router has its inputs as columns, Conv1D of GPT-2 as rows.
-    sizes = [size for matrix in matrices_of(part) for size in reversed(matrix.shape[-2:])]
+    widths = dict.fromkeys(size for one in matrices for size in reversed(one.shape[-2:]))
+    device = torch.device("cpu") if matrices[0].is_meta else matrices[0].device
+    drawn = torch.Generator(device).manual_seed(0)
     reasons = []
-    for width in dict.fromkeys(sizes):
-        reason = _why_not_of_width(part, width)
-        if reason is None and sequence_length is not None and sequence_length <= width:
-            return (
-                f"a tile has as many tokens as the model is wide, {width}, and sequences have "
-                f"{sequence_length}"
-            )
-        if reason is None:
-            return None
-        reasons.append(reason)
+    with torch.device(device), torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        copied = _with_random_weights(part, drawn)
+        for width in widths:
+            reason = _why_not_of_width(copied, width, drawn)
+            if reason is None and sequence_length is not None and sequence_length <= width:
+                return (
+                    f"a tile has as many tokens as the model is wide, {width}, and sequences have "
+                    f"{sequence_length}"
+                )
+            if reason is None:
+                return None
+            reasons.append(reason)
     # Inputs of another width are an error of every part.
     others = [reason for reason in reasons if not reason.startswith(_NO_FUNCTION)]
     return (others or reasons)[0]
 
 
+# -- what a part computes --------------------------------------------------------------------------
+
 _NO_FUNCTION = "the feed-forward part is not a function of hidden states"
 
 
-def _why_not_of_width(part: nn.Module, width: int) -> str | None:
-    """Returns why a part cannot have tiles of hidden states of this width.
-
-    On the meta device a part is tried for its shapes. A part that is small is computed as well, by
-    a copy with random weights.
-    """
-    first = matrices_of(part)[0]
-    is_small = sum(parameter.nbytes for parameter in part.parameters()) <= _MOST_BYTES
+def _why_not_of_width(part: nn.Module, width: int, drawn: torch.Generator) -> str | None:
+    """Returns why a part cannot be computed in tiles of hidden states of this width."""
+    tokens = sum(_PIECES)
+    scales = torch.randn(2, tokens, width, generator=drawn)
+    # An expert gets all the tokens of the second sequence, which are the same.
+    different, same = (torch.randn(count, width, generator=drawn) for count in (tokens, 1))
+    hidden = torch.stack([different, same.expand(tokens, width)])
+    effects = _Effects()
     try:
-        if first.is_meta or not is_small:
-            hidden = first.new_empty(1, _TOKENS, width)
-            if reason := _why_not_alone(_copied(part, is_random=False), hidden):
-                return reason
-        if is_small:
-            return _why_not_by_parts(_copied(part, is_random=True), width)
-    except NotImplementedError:  # of the meta device, which has no values
-        return "which tokens the feed-forward part takes depends on values, so it cannot be tried"
+        with torch.enable_grad(), torch.autocast(drawn.device.type, enabled=False), effects:
+            reason = _why_not_in_pieces(part, hidden, scales, after_first=effects.forget)
     except Exception as error:  # any error of a part that is called in another way
         return f"{_NO_FUNCTION}: {first_line_of(error)}"
-    return None
+    if reason is None and effects.has_left_any():
+        return _changes(part)
+    return reason
 
 
-def _why_not_alone(part: nn.Module, hidden: Tensor) -> str | None:
-    """Returns why a part does not map hidden states to the same, and does nothing else.
+def _changes(part: nn.Module) -> str:
+    return f"{type(part).__name__} keeps or changes values in each call, which each tile would do"
+
+
+def _why_not_in_pieces(
+    part: nn.Module, hidden: Tensor, scales: Tensor, *, after_first: Callable[[], None]
+) -> str | None:
+    """Returns why two pieces of some tokens do not give what the tokens give at once.
 
     Raises what the part raises.
     """
-    before = {module: _versions(module) for module in part.modules()}
+    whole = _computed(part, hidden, scales)
+    if whole is None:
+        return "the feed-forward part does not give hidden states alone"
+    after_first()  # a part may keep what it makes once
+    values = plain_attributes(part)
+    pieces = [
+        _computed(part, piece.contiguous(), scale)
+        for piece, scale in zip(
+            hidden.split(_PIECES, dim=1), scales.split(_PIECES, dim=1), strict=True
+        )
+    ]
+    first, second = pieces
+    if first is None or second is None:
+        return "the feed-forward part does not give hidden states alone"
+    joined = [torch.cat(both, dim=1) for both in zip(first[:2], second[:2], strict=True)]
+    added = [one + other for one, other in zip(first[2:], second[2:], strict=True)]
+    for one, other in zip(whole, [*joined, *added], strict=True):
+        if not (one - other).abs().max() <= _MOST_DIFFERENCE * one.abs().max():  # nor NaN
+            return (
+                f"{type(part).__name__} computes a token from others: a sequence in two pieces "
+                "gives other numbers"
+            )
+    return None if plain_attributes(part) == values else _changes(part)
+
+
+def _computed(part: nn.Module, hidden: Tensor, scales: Tensor) -> list[Tensor] | None:
+    """Returns the output, and the gradients of its product with `scales`; None if it is another.
+
+    They are those of the hidden states and of the weights that need one.
+    """
+    hidden = hidden.detach().requires_grad_()
     output = part(hidden)
     if not isinstance(output, Tensor) or output.shape != hidden.shape:
-        return "the feed-forward part does not give hidden states alone"
-    for module, versions in before.items():
-        if not _are_same(_versions(module), versions):
-            return (
-                f"{type(module).__name__} sets or changes a tensor of its own when it is called, "
-                "which each tile would do"
-            )
-    return None
+        return None
+    weights = [weight for weight in part.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(
+        (output.float() * scales).sum(), [hidden, *weights], materialize_grads=True
+    )
+    return [output.detach().float(), *gradients]
 
 
-def _why_not_by_parts(part: nn.Module, width: int) -> str | None:
-    """Returns why a part with numbers cannot be computed in tiles; raises what it raises."""
-    device = matrices_of(part)[0].device
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(2, _TOKENS, width, generator=generator, device="cpu").to(device)
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        if reason := _why_not_alone(part, hidden):
-            return reason
-        part.eval()  # no dropout
-        whole = part(hidden)
-        halves = torch.cat([part(half.contiguous()) for half in hidden.chunk(2, dim=1)], dim=1)
-    if not float((whole - halves).norm()) <= _MOST_DIFFERENCE * float(whole.norm()):  # nor NaN
-        return (
-            f"{type(part).__name__} computes a token from others: half of them give other numbers"
-        )
-    return None
+class _Effects(TorchDispatchMode):
+    """Notes what a computation keeps and changes; gives one number for all that is random."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: set[StorageWeakRef] = set()
+        self._has_changed = False
+
+    def forget(self) -> None:
+        """Forgets what was kept and changed so far."""
+        self._made.clear()
+        self._has_changed = False
+
+    def has_left_any(self) -> bool:
+        """Returns whether a tensor that was made is there still, or one from before has changed."""
+        gc.collect()
+        return self._has_changed or any(not one.expired() for one in self._made)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = _storages([args, kwargs])
+        arguments = func._schema.arguments
+        values = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
+        for one in arguments:
+            if one.alias_info is not None and one.alias_info.is_write:
+                self._has_changed |= not _storages(values.get(one.name)) <= self._made
+        result = func(*args, **kwargs)
+        if func is torch.ops.aten.native_dropout.default:
+            result = args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        elif func.overloadpacket.__name__ in _RANDOM:
+            result.fill_(0.5)
+        self._made |= _storages(result) - given
+        return result
 
 
-def _copied(part: nn.Module, *, is_random: bool) -> nn.Module:
-    """Returns a copy of a part in training mode, with its own weights or with random ones.
+_RANDOM = frozenset(("bernoulli", "bernoulli_", "exponential_", "normal_", "uniform_")) | {
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+}
+"""Operators that draw numbers, for dropout or for a router that adds noise."""
 
-    What is random is in float32, and on the CPU where the part is on the meta device.
+
+def _storages(values: Any) -> set[StorageWeakRef]:
+    return {
+        StorageWeakRef(one.untyped_storage())
+        for one in tree_leaves(values)
+        if isinstance(one, Tensor)
+    }
+
+
+# -- weights to try it with ------------------------------------------------------------------------
+
+
+def _with_random_weights(part: nn.Module, drawn: torch.Generator) -> nn.Module:
+    """Returns a copy of a part in training mode, with random weights in float32.
+
+    Matrices of the largest weights share their numbers, which takes the memory of one of them, and
+    have no gradients. Weights of another class, as quantized ones, stay.
     """
-    generator = torch.Generator().manual_seed(0)
-    copies: dict[int, Tensor] = {}
-    for module in part.modules():
-        for tensor in _tensors_of(module):
-            is_weight = isinstance(tensor, nn.Parameter)
-            if is_random:
-                copied = _with_numbers(tensor, generator)
-                copies[id(tensor)] = (
-                    nn.Parameter(copied, requires_grad=False) if is_weight else copied
-                )
-            else:
-                copies[id(tensor)] = tensor if is_weight else tensor.detach().clone()
+    held = [
+        one for one in tree_leaves([vars(one) for one in part.modules()]) if isinstance(one, Tensor)
+    ]
+    copies: dict[int, Tensor] = {id(one): _with_numbers(one) for one in held}
+    weights = [
+        one for one in part.parameters() if type(one) is nn.Parameter and one.is_floating_point()
+    ]
+    weights.sort(key=lambda one: one.numel())
+    numbers = list(itertools.accumulate(weight.numel() for weight in weights))
+    first_shared = bisect.bisect_right(numbers, _MOST_OWN_NUMBERS)
+    for weight in weights[:first_shared]:
+        copies[id(weight)] = nn.Parameter(_random(weight.shape, drawn))
+    for weight, view in _views_of_shared(weights[first_shared:], drawn):
+        copies[id(weight)] = nn.Parameter(view, requires_grad=False)
     return copy.deepcopy(part, copies).train()
 
 
-def _with_numbers(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns random numbers for weights, and the same ones, or ones, for what is no weight."""
-    device = torch.device("cpu") if tensor.is_meta else tensor.device
+def _with_numbers(tensor: Tensor) -> Tensor:
+    """Returns a copy in float32 of what is no weight, with ones where it has no numbers."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
     dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    if not isinstance(tensor, nn.Parameter):
-        if tensor.is_meta:
-            return torch.ones(tensor.shape, dtype=dtype, device=device)
-        return tensor.detach().to(dtype, copy=True)
-    if tensor.dim() < 2:
-        scales = torch.rand(tensor.shape, generator=generator, device="cpu") + 0.5
-        return scales.to(device, dtype)
-    numbers = torch.randn(tensor.shape, generator=generator, device="cpu")
-    numbers /= math.sqrt(tensor.shape[-1])
-    return numbers.to(device, dtype)
+    if tensor.is_meta:
+        return torch.ones(tensor.shape, dtype=dtype)
+    return tensor.detach().to(dtype, copy=True)
 
 
-def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Yields the tensors in the attributes of a module, also in lists and dictionaries."""
-    return (one for one in tree_leaves(vars(module)) if isinstance(one, Tensor))
+def _random(shape: torch.Size, drawn: torch.Generator) -> Tensor:
+    if len(shape) < 2:
+        return torch.rand(shape, generator=drawn) + 0.5
+    return torch.randn(shape, generator=drawn) / math.sqrt(shape[-1])
 
 
-def _are_same(one: list[tuple[Tensor, int]], other: list[tuple[Tensor, int]]) -> bool:
-    """Returns whether they are the same tensors, to which nothing was written between."""
-    return [(id(tensor), version) for tensor, version in one] == [
-        (id(tensor), version) for tensor, version in other
-    ]
+def _views_of_shared(
+    weights: Sequence[nn.Parameter], drawn: torch.Generator
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yields each weight, [..., rows, columns], with a view of the numbers that all share.
 
-
-def _versions(module: nn.Module) -> list[tuple[Tensor, int]]:
-    return [(one, one._version) for one in _tensors_of(module)]
+    Each matrix begins some numbers after the one before.
+    """
+    if not weights:
+        return
+    sizes = [weight.shape[-2:].numel() for weight in weights]
+    matrices = [weight.numel() // size for weight, size in zip(weights, sizes, strict=True)]
+    needed = max(sizes) + _SHIFT * sum(matrices)
+    period = torch.randn(_PERIOD, generator=drawn) / math.sqrt(weights[-1].shape[-1])
+    shared = period.repeat(math.ceil(needed / _PERIOD))
+    begin = 0
+    for weight, count in zip(weights, matrices, strict=True):
+        rows, columns = weight.shape[-2:]
+        strides = (_SHIFT, columns, 1)
+        stack = shared.as_strided((count, rows, columns), strides, storage_offset=begin)
+        yield weight, stack if weight.dim() == 3 else stack.view(weight.shape)
+        begin += _SHIFT * count
 
 
 def _feed_forwards(parts: ModelParts) -> list[nn.Module]:

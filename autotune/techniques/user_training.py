@@ -20,6 +20,7 @@ from autotune.shipped.blocks import find_blocks
 from autotune.shipped.changed_method import Method, change_method
 from autotune.spec.config import FULL_PRECISIONS, ActivationOffload, Precision, TrainingConfig
 from autotune.techniques import attention, compilation, memory_budget, precision, wrap_blocks
+from autotune.techniques.feed_forward import check_tiles
 from autotune.techniques.own_precision import (
     cast_state,
     cast_weights,
@@ -101,6 +102,7 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
             )
     parts = parts_of_user_model(model)
     check_parts(parts, config)
+    check_tiles(parts, config)
     own = own_precision(model)
     if config.precision not in (own, "as-is"):
         if own == "as-is":

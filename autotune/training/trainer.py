@@ -55,6 +55,7 @@ from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatc
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.techniques.checkpointing import keep_in_blocks
+from autotune.techniques.feed_forward import check_tiles_of
 from autotune.techniques.pinned_memory import (
     bound_pinned_memory,
     bytes_to_host,
@@ -134,6 +135,7 @@ class Trainer:
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
+        check_tiles_of(self._workload, self._config)
         seed_generators(self._workload.seed)
         started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
