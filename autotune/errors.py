@@ -130,9 +130,6 @@ class PredictionImpossible(AutotuneError):
 class BudgetTooSmall(IllegalConfiguration, PredictionImpossible):
     """Not even recomputing every block is enough: there is no peak to predict."""
 
-    least_bytes: int | None = None
-    """The least budget that is enough; None where the error comes from another process."""
-
 
 class PreparationFailed(AutotuneError):
     exit_code = 70

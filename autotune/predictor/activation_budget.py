@@ -88,13 +88,11 @@ def checkpointing_within(
 
 def too_small(budget_bytes: int, *, least_bytes: int) -> BudgetTooSmall:
     """Returns the error of a budget that is less than the least that is enough."""
-    error = BudgetTooSmall(
+    return BudgetTooSmall(
         f"a budget of {format_size(budget_bytes)} is less than the {format_enough(least_bytes)} "
         "that the training needs with every block recomputed",
         hint="give at least that much, or fewer rows",
     )
-    error.least_bytes = least_bytes
-    return error
 
 
 def blocks_to_plan(training: UserTraining) -> list[nn.Module]:

@@ -24,6 +24,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -105,6 +109,15 @@ class UserTraining:
                 hint='give it, or its name, such as "adamw"',
             )
         self._check_ties(models.values())
+        for one in [*models.values(), *optimizers_in(self.optimizer)]:
+            if name := _of_several_devices(one):
+                raise InvalidInput(
+                    f"{name} trains with several devices, and a training that is given as modules "
+                    "is predicted for one",
+                    hint="give the model and its optimizer before they are divided or wrapped, for "
+                    "what one device needs alone; what each of several needs of a model that is "
+                    "named: autotune predict --devices-per-trial N",
+                )
 
     def _check_ties(self, models: Iterable[nn.Module]) -> None:
         """Raises InvalidInput where no optimizer updates a parameter of any model."""
@@ -132,6 +145,18 @@ class Change:
     recomputed: int = 0
     """How many blocks, the first ones, are recomputed."""
     optimizer: Optimizer | None = None
+
+
+def _of_several_devices(given: Any) -> str:
+    """Returns what in a model or optimizer belongs to a training of several devices, or nothing."""
+    if isinstance(given, ZeroRedundancyOptimizer):
+        return type(given).__name__
+    if not isinstance(given, nn.Module):
+        return ""
+    for module in given.modules():
+        if isinstance(module, DistributedDataParallel | FullyShardedDataParallel | FSDPModule):
+            return type(module).__name__
+    return next((type(one).__name__ for one in given.parameters() if isinstance(one, DTensor)), "")
 
 
 def named_models(given: Any) -> dict[str, Any]:

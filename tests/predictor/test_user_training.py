@@ -11,12 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import distribute_module
 from torch.utils._pytree import tree_flatten
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
 from autotune.predictor import memory_fit
-from autotune.predictor.user_training import named_models, optimizers_in
+from autotune.predictor.ranks import as_rank
+from autotune.predictor.user_training import UserTraining, named_models, optimizers_in
 from autotune.shipped.changed_method import Changed
 from tests.predictor.measured_steps import measured_peak
 from tests.predictor.user_forms import FORMS, Form, LanguageModel, UNet, images, tokens
@@ -493,3 +498,46 @@ def _mean(model, batch):
 def test_importing_autotune_and_naming_these_functions_loads_no_torch():
     assert isinstance(autotune.will_it_fit, types.FunctionType)
     assert isinstance(autotune.fit_to, types.FunctionType)
+
+
+# -- several devices -------------------------------------------------------------------------------
+
+
+def divided(model):
+    mesh = init_device_mesh("cpu", (2,))
+    return fully_shard(model, mesh=mesh)
+
+
+def in_a_list(model):
+    return [nn.Linear(2, 2), nn.Sequential(nn.parallel.DistributedDataParallel(model))]
+
+
+def with_divided_weights(model):
+    mesh = init_device_mesh("cpu", (2,))
+    return distribute_module(model, mesh)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "name"),
+    [
+        (nn.parallel.DistributedDataParallel, "DistributedDataParallel"),
+        (in_a_list, "DistributedDataParallel"),
+        (divided, "FSDPLinear"),
+        (with_divided_weights, "DTensor"),
+    ],
+)
+def test_a_model_of_several_devices_is_refused_by_name(wrapped, name):
+    with as_rank(0, of=2):
+        model = wrapped(nn.Linear(4, 4))
+        with pytest.raises(InvalidInput, match=f"^{name} trains with several devices"):
+            UserTraining(
+                model=model, batch=torch.ones(2, 4), optimizer="adamw", step=lambda *_: None
+            )
+
+
+def test_an_optimizer_of_several_devices_is_refused_by_name():
+    with as_rank(0, of=2):
+        model = nn.Linear(4, 4)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        with pytest.raises(InvalidInput, match=r"^ZeroRedundancyOptimizer trains with several"):
+            UserTraining(model=model, batch=torch.ones(2, 4), optimizer=optimizer)

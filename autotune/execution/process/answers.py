@@ -390,55 +390,69 @@ def predict(task: Predict) -> Prediction:
 def _planned_prediction(
     plan: PredictionRequest, predict_whole: Callable[[PredictionRequest], Prediction]
 ) -> Prediction:
-    """Raises BudgetTooSmall without a prediction where the least budget is known."""
+    """Raises BudgetTooSmall without a prediction where the least budget is known.
+
+    It is the one that is enough on each of several devices with every block recomputed.
+    """
     budget_bytes, least_bytes = parse_size(plan.config.activation_budget), read_least(plan)
-    if least_bytes is not None and budget_bytes < least_bytes:
-        raise too_small(budget_bytes, least_bytes=least_bytes)
-    try:
-        return predict_whole(plan)
-    except BudgetTooSmall as error:
-        if error.least_bytes is not None:
-            write_least(plan, error.least_bytes)
-        raise
+    if least_bytes is None or least_bytes <= budget_bytes:
+        try:
+            return predict_whole(plan)
+        except BudgetTooSmall:
+            recomputed = replace(plan.config, activation_budget=NO_LIMIT, checkpointing="block")
+            least_bytes = predict_whole(replace(plan, config=recomputed)).peak_memory_bytes
+            write_least(plan, least_bytes)
+    raise too_small(budget_bytes, least_bytes=least_bytes)
 
 
 def _predict_all_ranks(request: PredictionRequest) -> Prediction:
     """Returns the prediction of a training on several devices, one of each kind in a process.
 
     An activation budget is planned for by the one that needs most, and the others keep the same.
+    Where each needs most with the plan of another, all recompute every block.
     """
+    at_once = os.cpu_count() or 1
 
     def of_ranks(
         ranks: Sequence[int], kept: tuple[KeptOfBlock, ...] = request.kept
     ) -> list[tuple[Prediction, list[list[int]]]]:
-        requests = [replace(request, rank=rank, kept=kept) for rank in ranks]
-        try:
-            answers = run_in_forks([partial(predictor.predict_rank, one) for one in requests])
-        except ForkFailed as error:
-            named = " and ".join(map(str, ranks))
-            raise PredictionImpossible(
-                f"the prediction of rank {named} failed: {error}",
-                hint="measure the configuration: a search works without predictions",
-            ) from None
+        answers = []
+        for some in (ranks[at:][:at_once] for at in range(0, len(ranks), at_once)):
+            requests = [replace(request, rank=rank, kept=kept) for rank in some]
+            try:
+                answers += run_in_forks([partial(predictor.predict_rank, one) for one in requests])
+            except ForkFailed as error:
+                named = " and ".join(map(str, some))
+                raise PredictionImpossible(
+                    f"the prediction of rank {named} failed: {error}",
+                    hint="measure the configuration: a search works without predictions",
+                ) from None
         return [(parse(Prediction, prediction), alike) for prediction, alike in answers]
 
-    def planned_by(rank: int) -> tuple[list[Prediction], list[list[int]]]:
+    def planned_by(rank: int) -> tuple[Prediction, list[list[int]]]:
         [(first, alike)] = of_ranks([rank])
         others = [group[0] for group in alike if rank not in group]
-        at_once = os.cpu_count() or 1
-        found = []
-        for start in range(0, len(others), at_once):
-            found += [one for one, _ in of_ranks(others[start : start + at_once], first.kept)]
+        found = [one for one, _ in of_ranks(others, first.kept)]
         own = next(number for number, group in enumerate(alike) if rank in group)
-        return [*found[:own], first, *found[own:]], alike
+        return predictor.of_all_ranks([*found[:own], first, *found[own:]], alike), alike
 
     began = time.perf_counter()
-    predictions, alike = planned_by(0)
-    peaks = [prediction.peak_memory_bytes for prediction in predictions]
+    whole, alike = planned_by(0)
     budget = request.config.activation_budget
-    if budget != NO_LIMIT and not request.kept and max(peaks) > parse_size(budget):
-        predictions, alike = planned_by(alike[peaks.index(max(peaks))][0])
-    whole = predictor.of_all_ranks(predictions, alike)
+    if budget != NO_LIMIT and not request.kept:
+        planners = {0}
+        while whole.peak_memory_bytes > parse_size(budget):
+            peaks = whole.peak_memory_bytes_by_rank
+            worst = peaks.index(max(peaks))
+            if worst in planners:
+                nothing = (KeptOfBlock(operators=()),) * len(whole.kept)
+                recomputed = [one for one, _ in of_ranks([group[0] for group in alike], nothing)]
+                whole = predictor.of_all_ranks(recomputed, alike)
+                break
+            planners.add(worst)
+            whole, alike = planned_by(worst)
+        if whole.peak_memory_bytes > parse_size(budget):
+            raise too_small(parse_size(budget), least_bytes=whole.peak_memory_bytes)
     return replace(whole, seconds=time.perf_counter() - began)
 
 
