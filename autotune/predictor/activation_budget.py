@@ -55,6 +55,9 @@ _PLANS = 6
 """Most plans that are predicted."""
 _TRIES = 16
 """Most plans that are made: one that is known already, for another budget, costs little."""
+_CORRECTED = 2
+"""Most plans over the budget, one after the other, after each of which the next is for as much less
+as that was over."""
 _UNITS_OF_BUDGET = 1000
 """Budgets that differ by less than one of so many parts have no other plans."""
 
@@ -171,13 +174,13 @@ class ActivationPlanner:
             least=least,
         )
         wanted_bytes, seen = budget_bytes, {best.kept: least}
-        too_little, too_much, stride = 0, 0, 1
+        # A plan for no more than the least recomputes every block, which is enough.
+        too_little, too_much, stride, over_in_a_row = least.peak_memory_bytes, 0, 1, 0
         for _ in range(_TRIES):
             plan = plan_activations(self._traces, self._moments, budget_bytes=wanted_bytes)
-            if plan is None:
-                break
-            stride = 2 * stride if plan.kept in seen else 1
-            if plan.kept not in seen:
+            assert plan is not None, "a plan for the least recomputes every block"
+            is_known = plan.kept in seen
+            if not is_known:
                 if len(seen) > _PLANS:
                     break
                 self.say(f"predicting plan {len(seen)} for {format_size(budget_bytes)}")
@@ -186,20 +189,22 @@ class ActivationPlanner:
             peak_bytes = prediction.peak_memory_bytes
             if peak_bytes > budget_bytes:
                 too_much = wanted_bytes
+                over_in_a_row += 0 if is_known else 1
             else:
-                too_little = wanted_bytes
+                too_little, over_in_a_row = wanted_bytes, 0
                 if plan.seconds < best.seconds:
                     best = replace(
                         best, kept=plan.kept, prediction=prediction, seconds=plan.seconds
                     )
                 if peak_bytes >= _CLOSE * budget_bytes:
                     break
-            if too_little and too_much:
-                if too_much - too_little < budget_bytes // _UNITS_OF_BUDGET:
-                    break
+            if too_much and too_much - too_little < budget_bytes // _UNITS_OF_BUDGET:
+                break
+            stride = 2 * stride if is_known or over_in_a_row > _CORRECTED else 1
+            wanted_bytes += stride * (budget_bytes - peak_bytes)
+            has_both = too_much and too_little > least.peak_memory_bytes
+            if has_both or (too_much and not too_little < wanted_bytes < too_much):
                 wanted_bytes = (too_little + too_much) // 2
-            else:
-                wanted_bytes += stride * (budget_bytes - peak_bytes)
         return best
 
     @property

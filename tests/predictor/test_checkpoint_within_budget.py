@@ -107,6 +107,23 @@ def test_where_the_planned_peak_is_over_the_budget_another_plan_is_found():
     assert found.prediction.peak_memory_bytes > least  # that of every block recomputed
 
 
+@pytest.mark.slow
+def test_plans_that_are_over_by_little_again_and_again_do_not_use_up_all_tries():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False)
+    training = UserTraining(
+        model=model,
+        batch=torch.randn(8, 64, 64),
+        optimizer=torch.optim.AdamW(model.parameters()),
+        step=lambda model, batch: model(batch).square().mean(),
+    )
+    planner = planner_of(training, gpu=None)
+    least, whole = planner.least.peak_memory_bytes, planner.whole.peak_memory_bytes
+    budget = least + 15 * (whole - least) // 100
+    assert planner.find(budget).prediction.peak_memory_bytes > 0.94 * budget
+
+
 def test_it_computes_the_same_gradients_with_dropout(planned):
     one, _, _ = planned
     gradients = []
