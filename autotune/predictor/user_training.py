@@ -51,7 +51,7 @@ from autotune.predictor.fake_step import ChangeOfRun, FakeRun, FakeStep, modules
 from autotune.predictor.gpu import Gpu
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.one_device import as_if_on, without_a_trace
-from autotune.shipped.blocks import find_blocks
+from autotune.shipped.blocks import find_stacks
 from autotune.shipped.checkpointing import recompute
 from autotune.shipped.matrices import matrices_apart
 from autotune.shipped.quantized import tensors_behind
@@ -185,12 +185,8 @@ def blocks_of(models: Iterable[nn.Module]) -> list[nn.Module]:
     The first ones are best to recompute: when the backward pass comes to them, all that was stored
     for the others is freed.
     """
-    found = []
-    for model in models:
-        blocks = find_blocks(model)
-        if blocks is not None and any(p.requires_grad for p in blocks.blocks.parameters()):
-            found += list(blocks.blocks)
-    return list(dict.fromkeys(found))
+    stacks = [stack for model in models for stack in find_stacks(model)]
+    return list(dict.fromkeys(block for stack in stacks for block in stack.blocks))
 
 
 def blocks_to_recompute(models: Iterable[nn.Module]) -> list[nn.Module]:

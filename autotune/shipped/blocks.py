@@ -49,6 +49,20 @@ def find_blocks(model: nn.Module) -> BlockList | None:
     return max(_block_lists(model), key=_part_in_training, default=None)
 
 
+def find_stacks(model: nn.Module) -> list[BlockList]:
+    """Returns the lists of alike modules that are trained and do much, in their order in the model.
+
+    An encoder and a decoder, for example: each has at least half the modules of the largest list.
+    """
+    sizes = []
+    for found in _block_lists(model):
+        is_trained, size, _ = _part_in_training(found)
+        if is_trained:
+            sizes.append((size, found))
+    largest = max((size for size, _ in sizes), default=0)
+    return [found for size, found in sizes if 2 * size >= largest]
+
+
 def _part_in_training(candidate: BlockList) -> tuple[bool, int, int]:
     blocks = candidate.blocks
     is_trained = any(parameter.requires_grad for parameter in blocks.parameters())

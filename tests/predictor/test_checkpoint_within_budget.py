@@ -221,3 +221,37 @@ def test_attention_that_drops_scores_at_random_is_not_kept():
     assert operator_name(kernel) == ATTENTION
     assert not selective.draws(kernel, (None, None, None, 0.0), {})
     assert selective.draws(kernel, (None, None, None, 0.1), {})
+
+
+# -- several stacks of blocks ----------------------------------------------------------------------
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Transformer(64, 4, 3, 3, 256, dropout=0.1, batch_first=True)
+
+    def forward(self, hidden):
+        return self.both(hidden, hidden[:, :64]).square().mean()
+
+
+@pytest.mark.slow
+def test_encoder_and_decoder_are_planned_together():
+    def translator():
+        torch.manual_seed(0)
+        model = Translator()
+        return Form(model, torch.randn(8, 128, 64), torch.optim.AdamW(model.parameters()))
+
+    one = translator()
+    planner = planner_of(
+        UserTraining(model=one.model, batch=one.batch, optimizer=one.optimizer), gpu=None
+    )
+    least, whole = planner.least.peak_memory_bytes, planner.whole.peak_memory_bytes
+    assert least < 0.5 * whole
+    budget = (least + whole) // 2
+    answer = budgeted(one, budget)
+    assert len(answer.blocks) == 6
+    assert measured_peak(one) == answer.peak_memory_bytes
+    assert 0.9 * budget < answer.peak_memory_bytes <= budget

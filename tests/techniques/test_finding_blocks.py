@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.shipped.blocks import find_blocks
+from autotune.shipped.blocks import find_blocks, find_stacks
 from autotune.spec.config import TrainingConfig
 from autotune.techniques.user_training import apply_to_user_training
 from tests.techniques.model_forms import LAYERS, VOCABULARY, WIDTH, Block, Model
@@ -67,3 +67,20 @@ def test_a_list_of_lists_with_empty_places_has_no_blocks():
         for _ in range(LAYERS)
     )
     assert find_blocks(model) is None
+
+
+def test_the_stacks_of_an_encoder_and_a_decoder_are_both_found_in_order():
+    model = nn.Transformer(16, 2, 3, 2, 32)
+    model.heads = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+    found = [(stack.owner, stack.name) for stack in find_stacks(model)]
+    assert found == [(model.encoder, "layers"), (model.decoder, "layers")]
+
+
+def test_a_frozen_stack_is_none_that_is_trained():
+    model = nn.Transformer(16, 2, 3, 2, 32)
+    model.encoder.requires_grad_(False)
+    assert [stack.owner for stack in find_stacks(model)] == [model.decoder]
+
+
+def test_a_model_without_lists_has_no_stacks():
+    assert find_stacks(nn.Linear(2, 2)) == []
