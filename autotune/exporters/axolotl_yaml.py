@@ -55,6 +55,11 @@ def write(recipe: Recipe, version: str) -> Export:
     lacking = reasons_in(_LACKING, closest.config)
     if closest.config.kernels == "liger":
         lacking.pop("loss", None)  # of the same plugin
+    if closest.config.offload == "frozen" and "compile" in lacking:
+        why = "axolotl compiles the model as a whole, and layer_offloading works between its blocks"
+        for technique, off in _NOT_COMPILED.items():
+            closest.change(technique, off, why)
+        lacking.pop("compile")
     closest.lacks(lacking)
     if QUANTIZED_WEIGHTS.get(closest.config.base_weights) == "int8":
         why = "axolotl's kernels of adapters do not take weights of LLM.int8()"
@@ -234,6 +239,7 @@ _LACKING: Table = {
         )
     },
 }
+_NOT_COMPILED = {"compile": "none", "compile_mode": "default", "memory_budget": 1.0}
 _LEAST_WARMUP = 2
 """axolotl turns a warm-up of 1 step into one of 2."""
 

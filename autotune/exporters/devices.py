@@ -13,7 +13,12 @@ from typing import Any
 from autotune.exporters.export import Unsupported
 from autotune.exporters.reasons import Reason, Values, unknown_values, without_plan
 from autotune.exporters.recipe import Recipe
-from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
+from autotune.spec.config import (
+    FULL_PRECISIONS,
+    KERNELS_OF_16_BITS,
+    SHARDED_WEIGHTS,
+    TrainingConfig,
+)
 from autotune.spec.learning_rates import rate_name
 from autotune.spec.setting import NO_LIMIT
 
@@ -63,6 +68,10 @@ class Closest:
                 self.reasons[setting] = (reason[0], self.unknown[setting][1])
             elif reason is not None:
                 self.reasons.setdefault(setting, reason)
+        computes_in_full = self.effective()["precision"] in FULL_PRECISIONS
+        if computes_in_full and self.config.attention in KERNELS_OF_16_BITS:
+            why = "its kernel is for 16-bit numbers, which the files do not compute in"
+            self.change("attention", "auto", why)
 
     def unsupported(self) -> tuple[Unsupported, ...]:
         """Returns where the files differ from the trial."""
@@ -110,6 +119,9 @@ class Closest:
             workload = self.recipe.workload.on_devices(devices)
             self.recipe = dataclasses.replace(self.recipe, workload=workload)
             self.reasons["devices_per_trial"] = (devices, why)
+        if self.config.optimizer_fusion == "backward" and self.recipe.accumulation_steps > 1:
+            why = "a device adds up the gradients of several micro batches before its step"
+            self.change("optimizer_fusion", "none", why)
 
     def use_torch(self, why: str) -> None:
         """Leave out DeepSpeed."""
@@ -140,7 +152,8 @@ class Closest:
         if self.config.sharding != "zero1" or self.config.engine == "deepspeed":
             return
         why = f"{self.trainer} has no key for ZeroRedundancyOptimizer: "
-        if self.recipe.optimizer.updates_parts and self.config.adapter == "none":
+        is_divisible = self.recipe.optimizer.updates_parts and self.config.adapter == "none"
+        if is_divisible and self.config.precision != "bf16-stochastic":
             why += "FSDP2 shares out weights and gradients as well, in less memory and more time"
             self.change("sharding", "zero2", why)
         else:

@@ -10,6 +10,7 @@ from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, device_choices
 from autotune.spec.config import (
     FULL_PRECISIONS,
+    KERNELS_OF_16_BITS,
     QUANTIZED_WEIGHTS,
     LegalityContext,
     TrainingConfig,
@@ -69,7 +70,7 @@ def finished(
         devices=workload.get("devices_per_trial") or 1,
     )
     config = dict(config)
-    if config["precision"] in FULL_PRECISIONS and config.get("attention") in ("flash", "cudnn"):
+    if config["precision"] in FULL_PRECISIONS and config.get("attention") in KERNELS_OF_16_BITS:
         config["attention"] = "auto"  # the kernel is for 16-bit numbers
     if config.get("base_weights") in QUANTIZED_WEIGHTS and config["precision"] in FULL_PRECISIONS:
         config["precision"] = "bf16-mixed"

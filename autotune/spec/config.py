@@ -577,6 +577,8 @@ SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
 """Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
 (`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
+KERNELS_OF_16_BITS: tuple[Attention, ...] = ("flash", "cudnn")
+"""Values of `attention` that these exclude."""
 
 BF16_WEIGHTS: tuple[Precision, ...] = ("bf16-true", "bf16-stochastic")
 """Precisions with weights and gradients in bf16."""
@@ -956,7 +958,7 @@ RULES = (
     ),
     Rule(
         ("precision", "attention"),
-        lambda c, _: c["precision"] in FULL_PRECISIONS and c["attention"] in ("flash", "cudnn"),
+        lambda c, _: c["precision"] in FULL_PRECISIONS and c["attention"] in KERNELS_OF_16_BITS,
         "attention {attention} is a kernel for 16-bit numbers, precision {precision} has more bits",
         "use attention auto or efficient, or precision bf16-mixed",
     ),

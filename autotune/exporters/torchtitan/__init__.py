@@ -19,7 +19,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.several_nodes import note, torchrun
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import CUDA_GRAPHS, TrainingConfig
 from autotune.spec.workload import BESIDE_ADAPTERS
 
 
@@ -65,6 +65,11 @@ def _closest(recipe: Recipe, version: str) -> Closest:
         closest.leave_out_tensor_parallel(why)
     closest.change("gradient_reduction", "fp32", "torchtitan adds up gradients in float32 only")
     config = closest.config
+    if config.compile_mode in CUDA_GRAPHS:
+        why = (
+            "torchtitan compiles block by block, whose CUDA graphs overwrite one another's results"
+        )
+        closest.change("compile_mode", _WITHOUT_CUDA_GRAPHS[config.compile_mode], why)
     if config.offload == "optimizer" and _has_fsdp2(config, version):
         why = "FSDP2 moves weights and gradients together with the optimizer's state"
         closest.change("offload", "all", why)
@@ -74,6 +79,12 @@ def _closest(recipe: Recipe, version: str) -> Closest:
             "on one device as well"
         )
     return closest
+
+
+_WITHOUT_CUDA_GRAPHS = {
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
 
 
 def _has_fsdp2(config: TrainingConfig, version: str) -> bool:
