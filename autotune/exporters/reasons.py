@@ -63,6 +63,7 @@ WITH_KERNELS: Values = {
     "adapter_kernels": ("fused",),
     "feed_forward": ("tiled",),
     "gradient_accumulation_dtype": ("fp32",),
+    "offload": (*KNOWN["offload"], "frozen"),
 }
 """The same of one that also changes what computes layers of the model, and what adds up gradients.
 """

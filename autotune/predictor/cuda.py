@@ -163,11 +163,11 @@ def offloaded_off_device(watch: StorageWatch, *, place: Offload) -> Iterator[Non
 def frozen_off_device(watch: StorageWatch) -> Iterator[None]:
     """Makes the host's copies of frozen weights leave the recording of `watch`."""
 
-    def to_host(tensor: Tensor) -> Tensor:
+    def copy_on_host(tensor: Tensor) -> Tensor:
         with watch.on_host():
             return tensor.clone()
 
-    with patch.object(frozen_on_host, "to_host", to_host):
+    with patch.object(frozen_on_host, "copy_on_host", copy_on_host):
         yield
 
 

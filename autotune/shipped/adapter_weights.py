@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-ITERATIONS = 16
+SVD_ITERATIONS = 16
 """Of the randomized decomposition that PiSSA's fast start takes (arXiv:2404.02948, section 4.3)."""
 
 
@@ -25,7 +25,7 @@ def principal_matrices(
     devices = [weight.device] if weight.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        outputs, values, inputs = torch.svd_lowrank(weight.float(), largest, niter=ITERATIONS)
+        outputs, values, inputs = torch.svd_lowrank(weight.float(), largest, niter=SVD_ITERATIONS)
     roots = (values / scale).sqrt()
     first, second = roots[:, None] * inputs.t(), outputs * roots
     return pad(first, (0, 0, 0, rank - largest)), pad(second, (0, rank - largest))

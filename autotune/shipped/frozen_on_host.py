@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autotune.shipped.changed_method import Method, change_method
-from autotune.shipped.quantized import scales_beside, tensors_behind
+from autotune.shipped.quantized import is_quantized, scales_beside, tensors_behind
 
 _OF_BLOCK = "_weights_on_host"
 """Attribute of a block: where its weights are, and its index."""
@@ -46,7 +46,7 @@ class FrozenOnHost:
             # Not a change of the weight to autograd, which would take what it has saved for stale.
             on_device = part.data
             self._is_on_cuda = on_device.is_cuda
-            self._weights[block].append((on_device, to_host(on_device)))
+            self._weights[block].append((on_device, copy_on_host(on_device)))
             on_device.untyped_storage().resize_(0)
 
     def follow(self, blocks: Sequence[nn.Module]) -> None:
@@ -104,9 +104,9 @@ class FrozenOnHost:
         if not 0 <= block < len(self._weights) or block in self._on_device:
             return
         self._on_device.add(block)
-        for on_device, copy in self._weights[block]:
-            on_device.untyped_storage().resize_(copy.untyped_storage().nbytes())
-            on_device.copy_(copy, non_blocking=True)
+        for on_device, source in self._weights[block]:
+            on_device.untyped_storage().resize_(source.untyped_storage().nbytes())
+            on_device.copy_(source, non_blocking=True)
 
     def free_all(self) -> None:
         """Frees the weights of all blocks, at the end of a backward pass or of one that failed."""
@@ -116,8 +116,8 @@ class FrozenOnHost:
 
     def keep(self, block: int) -> None:
         """Takes the weights of a block on the device for those on the host."""
-        for on_device, copy in self._weights[block]:
-            copy.copy_(on_device)
+        for on_device, source in self._weights[block]:
+            source.copy_(on_device)
         self._free(block)
 
     def _use(self, block: int, following: int) -> None:
@@ -181,7 +181,28 @@ def frozen_in_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str,
     return found
 
 
-def to_host(tensor: Tensor) -> Tensor:
+@torch.no_grad()
+def keep_frozen_on_host(
+    model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str
+) -> None:
+    """Moves a model to the device, one weight after the other, but for frozen ones of its blocks.
+
+    Those come while a block runs. Weights that are quantized must be on the device before.
+    """
+    on_host = FrozenOnHost(len(blocks))
+    block_of = {
+        model.get_parameter(name): index for name, index in frozen_in_blocks(model, blocks).items()
+    }
+    for weight in model.parameters():
+        is_taken = weight in block_of
+        if not is_quantized(weight):
+            weight.data = weight.data.to(device, copy=is_taken)  # memory that can be freed
+        if is_taken:
+            on_host.take(block_of[weight], weight)
+    on_host.follow(blocks)
+
+
+def copy_on_host(tensor: Tensor) -> Tensor:
     """Returns a copy in the host's memory, pinned for CUDA.
 
     For a tensor on the CPU it is in memory that torch's allocator does not know of, as that of a

@@ -89,13 +89,13 @@ def bound_frozen_weights() -> None:
         pins="frozen weights",
         hint="use offload none, base_weights of fewer bits",
     )
-    to_host = frozen_on_host.to_host
+    copy_on_host = frozen_on_host.copy_on_host
 
-    def to_host_within_budget(tensor: Tensor) -> Tensor:
+    def copy_within_budget(tensor: Tensor) -> Tensor:
         budget.take(tensor.nbytes)
-        return to_host(tensor)
+        return copy_on_host(tensor)
 
-    frozen_on_host.to_host = to_host_within_budget
+    frozen_on_host.copy_on_host = copy_within_budget
 
 
 def bound_pinned_memory(*, taken_otherwise: int = 0) -> None:

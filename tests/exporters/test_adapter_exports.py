@@ -182,6 +182,8 @@ SLOW = {
     "float32": {"adapter": "lora", "adapter_targets": "attention", "checkpointing": "every-2"},
     "bfloat16": {**LORA, "precision": "bf16-true", "base_weights": "trained"},
     "in backward": {**QLORA, "optimizer_fusion": "backward"},
+    "from the host": {**QLORA, "offload": "frozen"},
+    "in 16 bits, from the host": {**LORA, "offload": "frozen"},
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import autotune.shipped
 from autotune.exporters import TARGETS
 from autotune.exporters.bundle import code, joined, shipped
 from tests.exporters.recipes import (
@@ -62,6 +63,29 @@ def test_no_name_is_defined_twice_in_an_exported_script(target):
             if file in ("train.py", "autotune_trainer.py"):
                 names = defined_names(text)
                 assert sorted(names) == sorted(set(names))
+
+
+SHIPPED = Path(autotune.shipped.__file__).parent
+ALTERNATIVES = (
+    {"gpt", "deep_one"},  # models
+    {"adafactor_fixed_rate", "adamw_bf16"},  # optimizers
+    {"autotune_promise", "autotune_lightning_promise"},  # files of their own
+)
+
+
+def test_modules_that_may_be_in_one_file_have_no_name_in_common():
+    modules = {}
+    for file in SHIPPED.rglob("*.py"):
+        for name in set(defined_names(file.read_text())):
+            modules.setdefault(name, set()).add(file.relative_to(SHIPPED).with_suffix(""))
+    alike = {
+        name: of_name
+        for name, of_name in modules.items()
+        if len(of_name) > 1
+        and any(path.parts[0] != "script" for path in of_name)  # these are chosen among
+        and {str(path) for path in of_name} not in ALTERNATIVES
+    }
+    assert alike == {}
 
 
 @pytest.mark.skipif(not RUFF.exists(), reason="ruff is not installed")

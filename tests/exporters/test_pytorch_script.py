@@ -79,6 +79,8 @@ ADAPTERS = {
         "optimizer": "paged-adamw-8bit",
     },
     "int8 in backward": {**MIXED_LORA, "base_weights": "int8", "optimizer_fusion": "backward"},
+    "from the host": {**QLORA, "offload": "frozen", "checkpointing": "save-attention"},
+    "matrices by Muon": {**MIXED_LORA, "optimizer": "muon"},
 }
 MORE_ADAPTERS = {
     "LoRA in bf16": {"precision": "bf16-true", "adapter": "lora"},
@@ -87,6 +89,8 @@ MORE_ADAPTERS = {
     "DoRA, nf4": {**QLORA, "adapter": "dora"},
     "DoRA, int8": {**MIXED_LORA, "adapter": "dora", "base_weights": "int8"},
     "QLoRA in bf16": {**QLORA, "precision": "bf16-true"},
+    "DoRA, from the host": {**MIXED_LORA, "adapter": "dora", "offload": "frozen"},
+    "int8 from the host": {**MIXED_LORA, "base_weights": "int8", "offload": "frozen"},
     "QLoRA in fp16": {**QLORA, "precision": "fp16-mixed"},
     "stochastic": {"precision": "bf16-stochastic", "adapter": "lora", "base_weights": "int8"},
 }

@@ -60,7 +60,8 @@ def _closest(recipe: Recipe) -> Closest:
     closest.leave_out_tensor_parallel(
         "the script has whole matrices on every device: export to torchtitan for split ones"
     )
-    closest.leave_out_offload("the script has everything on the device")
+    if closest.config.offload != "frozen":
+        closest.leave_out_offload("the script has everything on the device but frozen weights")
     is_nf4 = QUANTIZED_WEIGHTS.get(closest.config.base_weights) == "nf4"
     if is_nf4 and divides_weights(closest.config):
         why = "the script has codes and scales of nf4 in one tensor, which FSDP2 cannot divide"

@@ -106,7 +106,7 @@ def _prepare(recipe: Recipe) -> list[Part]:
     moving = "weights"
     if is_quantized(config):
         moving = "weights_quantized"
-    elif divides_weights(config):
+    elif divides_weights(config) or config.offload == "frozen":
         moving = "weights_on_host"
     parts = [shipped(f"script.{moving}")]
     if config.adapter == "none":
@@ -157,6 +157,8 @@ def _add_adapters(recipe: Recipe) -> Part:
     ]
     if config.base_weights in QUANTIZED_EXPERTS:
         lines.append("dequantize_in_calls(model, experts)")
+    if config.offload == "frozen":
+        lines.append("keep_frozen_on_host(model, list(found.blocks), DEVICE)")
     body = "\n".join(f"    {line}" for line in lines)
     return code(f'''
 from typing import Any
@@ -209,6 +211,7 @@ def technique_modules(config: TrainingConfig) -> list[str]:
         "stochastic_rounding": config.precision == "bf16-stochastic",
         "step_in_backward": config.optimizer_fusion == "backward",
         "fp32_gradients": config.gradient_accumulation_dtype == "fp32",
+        "frozen_on_host": config.offload == "frozen",
     }
     modules = [module for module, is_needed in needed.items() if is_needed]
     return [*modules, *OPTIMIZERS[config.optimizer].shipped_modules]

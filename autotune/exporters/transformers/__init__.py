@@ -146,6 +146,7 @@ _BEYOND_JSON: Table = {
     "adapter": dict.fromkeys(("lora", "dora"), ("none", "it has no key")),
     "loss": {"chunked": ("full", "it has no key")},
     "activation_offload": {"cpu": ("none", "it has no key")},
+    "offload": {"frozen": ("none", "it has no key")},
 }
 """What the JSON files lack beside that."""
 

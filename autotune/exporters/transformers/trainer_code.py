@@ -286,6 +286,8 @@ def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
         lines.append("set_weights_dtype(model, WEIGHTS_DTYPE)")
     if config.adapter != "none":
         lines += [*_FIND_BLOCKS, *_adapter_lines(config, workload)]
+        if config.offload == "frozen":
+            lines.append("keep_frozen_on_host(model, list(found.blocks), device)")
     elif _needs_blocks(config, by_keys=by_keys):
         lines += _FIND_BLOCKS
     if version == "4.57":  # later ones do so by themselves
@@ -311,9 +313,10 @@ def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
     if config.compile == "model":
         lines.append(compiled.format("model"))
     body = "\n".join(f"    {line}" for line in [*lines, "return model"])
+    device = ", device: Any" if config.offload == "frozen" else ""
     return code(f'''from typing import Any
 
-def prepare_model(model: Any) -> Any:
+def prepare_model(model: Any{device}) -> Any:
     """Applies in place, in the order of the trial, what TrainingArguments have no key for.
 
     AutotuneTrainer calls it.
@@ -443,7 +446,7 @@ class AutotuneTrainer(Trainer):
     def __init__(self, model: Any, args: TrainingArguments | None = None, **others: Any) -> None:
         if args is None:
             args = training_arguments("trainer_output")
-        super().__init__(prepare_model(model), args, **others){promise}
+        super().__init__(prepare_model({prepared}), args, **others){promise}
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
@@ -537,6 +540,8 @@ def _trainer(recipe: Recipe) -> Part:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
     text = text.replace("{parameters}", parameters_of(recipe, otherwise=_TRAINED))
+    prepared = "model, args.device" if recipe.config.offload == "frozen" else "model"
+    text = text.replace("{prepared}", prepared)
     text = text.replace("{promise}", _WATCH if is_promised(recipe) else "")
     if recipe.workload.script is None and not recipe.workload.has_loss_of_tokens:
         text += _OWN_LOSS

@@ -45,6 +45,12 @@ def adapter_settings(model, blocks, attention):
     }
 
 
+def offload_of(blocks):
+    """Returns the choice for frozen weights that come from the host; nothing where they do not."""
+    [is_followed] = {hasattr(block, "_weights_on_host") for block in blocks}
+    return {"offload": "frozen"} if is_followed else {}
+
+
 def _beside(model, layers):
     """What drops the inputs of adapters, and what is trained whole beside them."""
     [dropout] = {getattr(part.lora_dropout["default"], "p", 0.0) for part in layers.values()}

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autotune.exporters import launch
-from tests.exporters.readers.adapters import adapter_settings, trained_dtype
+from tests.exporters.readers.adapters import adapter_settings, offload_of, trained_dtype
 from tests.exporters.readers.devices import ONE_DEVICE, REDUCED_IN, by_fsdp2
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
 from tests.exporters.readers.optimizers import BY_CLASS
@@ -104,6 +104,7 @@ def read(export, version):
             "gradient_clipping": _clipping(script),
             "seed": script.SEED,
             **_devices(training, devices, script.SEQUENCE_LENGTH),
+            **offload_of(training.model.blocks),
         }
 
 
@@ -239,8 +240,12 @@ def activation_budget_of(blocks, module):
 
 
 def _change_of(module):
+    """Returns the last change of a method, but for that which brings weights from the host."""
     # FSDP2 makes a class of its own, on top of the changed one.
-    return getattr(getattr(type(module), "_before", None), "change", None)
+    before = getattr(type(module), "_before", None)
+    if before is not None and before.change.__name__ == "_with_its_weights":
+        before = getattr(before.kind, "_before", None)
+    return getattr(before, "change", None)
 
 
 def _compiled(model):

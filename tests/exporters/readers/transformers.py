@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import LlamaForCausalLM, TrainingArguments
 
 from tests.exporters.readers.accelerate_reader import parsed_automatic
-from tests.exporters.readers.adapters import adapter_settings, trained_dtype
+from tests.exporters.readers.adapters import adapter_settings, offload_of, trained_dtype
 from tests.exporters.readers.devices import (
     ONE_DEVICE,
     by_deepspeed,
@@ -85,6 +85,7 @@ def _read_trainer(module, devices):
         **shared,
         **optimizer_of(trainer.create_optimizer()),
         **rates_of(trainer),
+        **offload_of(trainer.model.model.layers),
         "precision": precision_of(module, trainer, shared),
         **adapter_settings(trainer.model, trainer.model.model.layers, "self_attn"),
         "compile": compile_of(trainer.model),
