@@ -177,8 +177,14 @@ def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
     return "tf32" if keys["tf32"] in (True, "auto") else "fp32"
 
 
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
 def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
-    offloads = "cpu" if keys["activation_offloading"] not in (None, False) else "none"
+    offloading = keys["activation_offloading"]
+    offloads = "cpu" if offloading not in (None, False) else "none"
+    if offloading in ("disk", "hidden_states"):
+        keys.refuse("activation_offloading", "trials move all large activations to the host")
     value = keys["gradient_checkpointing"]
     if value in ("offload", "offload_disk", "unsloth"):
         keys.refuse("gradient_checkpointing", "trials recompute blocks and keep their inputs")
@@ -186,7 +192,13 @@ def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
     if keys["selective_checkpointing"] and value is True:
         settings = keys["selective_checkpointing"]
         saved = settings.get("save") if isinstance(settings, Mapping) else None
-        kept = "save-attention" if saved in (None, "attention", ["attention"]) else "selective"
+        saved = saved if isinstance(saved, list) else [saved]
+        kept = "save-attention" if saved in ([None], ["attention"]) else "selective"
+        if kept == "selective" and not {"attention", *_PRODUCTS} <= set(map(str, saved)):
+            keys.refuse(
+                "selective_checkpointing",
+                "trials keep what attention and all matrix products have computed",
+            )
         return {"checkpointing": kept, "activation_offload": offloads}
     checkpointing = transformers_keys.checkpointing(
         keys, "gradient_checkpointing", of_arguments="gradient_checkpointing_kwargs"

@@ -90,4 +90,6 @@ def _is_on_host(zero: KeysOfFile, key: str) -> bool:
     device = str(table.get("device", "none"))
     if device == "nvme":
         zero.refuse(key, "trials have it in the host's memory, not on a disk")
+    if device in ("cpu", "nvme") and table.get("ratio", 1.0) != 1.0:
+        zero.refuse(key, "trials move all of the optimizer's state, not a share of it")
     return device in ("cpu", "nvme")

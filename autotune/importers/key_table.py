@@ -15,6 +15,9 @@
     neftune_noise_alpha = "autotune adds no noise to embeddings"
     [entries]               # the keys of each table in a list
     datasets = ["path", "type"]
+    [inner.model_init_kwargs]  # of a table that is the value of a key, with the reason; "": read
+    dtype = ""              # or without effect
+    use_kernels = "trials have the model's own layers"
 
 Together they are every key that the version has. A key of a table within the file is written with
 its table: "training.seq_len".
@@ -46,6 +49,8 @@ class KeyTable:
     """{key of an earlier version: what it is called now}."""
     entries: Mapping[str, frozenset[str]]
     """{key of a list of tables: the keys that these have}."""
+    inner: Mapping[str, Mapping[str, str]]
+    """{key whose value is a table: {key in it: why it is not taken over, or ""}}."""
 
     @cached_property
     def sections(self) -> frozenset[str]:
@@ -77,6 +82,7 @@ def load_table(name: str) -> KeyTable:
         not_taken=content.get("not_taken", {}),
         renamed=content.get("renamed", {}),
         entries={key: frozenset(names) for key, names in content.get("entries", {}).items()},
+        inner=content.get("inner", {}),
     )
     if "extends" not in content:
         return own
@@ -93,4 +99,8 @@ def load_table(name: str) -> KeyTable:
         not_taken=merged(extended.not_taken, own.not_taken),
         renamed=merged(extended.renamed, own.renamed),
         entries={**extended.entries, **own.entries},
+        inner={
+            key: {**extended.inner.get(key, {}), **own.inner.get(key, {})}
+            for key in (*extended.inner, *own.inner)
+        },
     )

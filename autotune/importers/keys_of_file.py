@@ -11,6 +11,9 @@ OFF = (None, False, "", 0)
 """Values with which a key that is not taken over asks for nothing."""
 
 
+_NOT_KNOWN = "trials do not have it"
+
+
 def unknown_keys(content: Mapping[str, Any], table: KeyTable) -> list[str]:
     """Returns the keys of a file that its trainer does not have, in the order of the file."""
     return [
@@ -227,9 +230,20 @@ class KeysOfFile:
             if key in self.table.not_taken and not _is_off(value)
         }
         own = {key: (self._value_of(key), why) for key, why in {**self._refused, **reasons}.items()}
+        own |= self._not_taken_of_tables()
         for within, keys in self._beside.items():
             own |= {f"{within}.{key}": pair for key, pair in keys.not_taken().items()}
         return own
+
+    def _not_taken_of_tables(self) -> dict[str, tuple[Any, str]]:
+        """Returns the same of keys within a table that is the value of a key."""
+        return {
+            f"{key}.{name}": (value, why)
+            for key, known in self.table.inner.items()
+            if key in self.table.defaults and isinstance(table := self._content.get(key), Mapping)
+            for name, value in table.items()
+            if not _is_off(value) and (why := known.get(str(name), _NOT_KNOWN))
+        }
 
     def _value_of(self, key: str) -> Any:
         within = f"{key}."

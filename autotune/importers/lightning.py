@@ -124,6 +124,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         workload["learning_rates"] = {optimizer["optimizer"]: rate}
     if "schedule" in callback:
         workload["schedule"] = callback["schedule"]
+    if any(_strategy_arguments(keys).get(name) for name in _RECOMPUTING):
+        config.setdefault("checkpointing", "block")
     if keys.says("model"):
         keys.refuse("model", "a class of yours, which is not run: --model names what it trains")
     return finished(keys, workload=workload, config=config, plan=_plan(keys))
@@ -239,6 +241,8 @@ def _optimizer(keys: KeysOfFile) -> dict[str, Any]:
         fusion = "none" if arguments.get("foreach") is False else "foreach"
     if arguments.get("fused") is True:
         fusion = "kernel"
+    if arguments.get("amsgrad") is True:
+        keys.refuse("optimizer", "amsgrad has a third number of state for each weight, trials two")
     return {"optimizer": _OPTIMIZERS[name], "optimizer_fusion": fusion}
 
 
@@ -260,19 +264,40 @@ def _seed(keys: KeysOfFile) -> int | None:
     return keys.whole_number("seed_everything")
 
 
+_RECOMPUTING = ("activation_checkpointing", "activation_checkpointing_policy")
+"""Arguments of FSDPStrategy that name the layers which run again in the backward pass."""
+_NOT_TAKEN_OF_STRATEGIES = {
+    "mixed_precision": "trials compute in the number format of trainer.precision",
+    "offload_optimizer_device": "trials have it in the host's memory or on the device",
+    "offload_params_device": "trials have them in the host's memory or on the device",
+    "partition_activations": "devices of trials do not share out activations",
+    "cpu_checkpointing": "trials keep the inputs of recomputed blocks on the device",
+    "parallel_devices": "--devices-per-trial says the devices",
+    "model_averaging_period": "devices of trials add up gradients at every step",
+}
+"""{argument: why it is not taken over}; others change neither memory nor speed, or are read."""
+
+
+def _strategy_arguments(keys: KeysOfFile) -> Mapping[str, Any]:
+    value = keys["trainer.strategy"]
+    found = value.get("init_args") if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _plan(keys: KeysOfFile) -> Plan | None:
     """Returns what the strategy shares out: a name, or a class with arguments."""
     key = "trainer.strategy"
     value = keys[key]
-    arguments: Mapping[str, Any] = {}
+    arguments = _strategy_arguments(keys)
     if isinstance(value, Mapping):
         name = str(value.get("class_path", "")).rpartition(".")[2]
         if name not in _CLASSES:
             keys.refuse(key, "trials share out by DDP, FSDP2 or DeepSpeed")
             return None
-        found = value.get("init_args")
-        arguments = found if isinstance(found, Mapping) else {}
         value = _CLASSES[name]
+    for argument, why in _NOT_TAKEN_OF_STRATEGIES.items():
+        if arguments.get(argument):
+            keys.refuse(key, f"{argument}: {why}")
     name = str(value)
     if name in ("auto", "None"):
         return None

@@ -138,7 +138,8 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
 
 def _dtype(keys: KeysOfFile) -> str:
     """Returns the number format of the weights."""
-    dtype = str(keys.table_of("model_init_kwargs").get("dtype") or keys["dtype"])
+    of_model = keys.table_of("model_init_kwargs")
+    dtype = str(of_model.get("dtype") or of_model.get("torch_dtype") or keys["dtype"])
     if dtype == "auto":
         keys.refuse("dtype", "that of the checkpoint, taken to be bfloat16 as it is of most models")
         return "bfloat16"
@@ -165,6 +166,8 @@ def _checkpointing(keys: KeysOfFile) -> str:
     key = transformers_keys.checkpointing_key(keys)
     arguments = f"{key}_kwargs"
     if keys.table_of(arguments).get("selective") and keys.flag(key):
+        if keys.table_of(arguments).get("every_n_layers", 1) != 1:
+            keys.refuse(arguments, "trials with save-attention recompute every block")
         return "save-attention"
     return transformers_keys.checkpointing(keys, key, of_arguments=arguments)
 

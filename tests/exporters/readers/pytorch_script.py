@@ -243,7 +243,7 @@ def _change_of(module):
     """Returns the last change of a method, but for that which brings weights from the host."""
     # FSDP2 makes a class of its own, on top of the changed one.
     before = getattr(type(module), "_before", None)
-    if before is not None and before.change.__name__ == "_with_its_weights":
+    if before is not None and getattr(before.change, "__name__", "") == "_with_its_weights":
         before = getattr(before.kind, "_before", None)
     return getattr(before, "change", None)
 
