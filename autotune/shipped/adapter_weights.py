@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +32,35 @@ def principal_matrices(
     return pad(first, (0, 0, 0, rank - largest)), pad(second, (0, rank - largest))
 
 
+def without_principal(weight: Tensor, first: Tensor, second: Tensor, *, scale: float) -> Tensor:
+    """Returns what is left of a weight beside these matrices, in its number format."""
+    return (weight.float() - scale * second @ first).to(weight.dtype)
+
+
+@torch.no_grad()
+def begin_as_principal(model: nn.Module, *, seed: int) -> None:
+    """Lets adapters begin as the trial's by PiSSA: as parts of the weights, which have the rest.
+
+    peft rounds the matrices to the number format of the weights, and not what is taken out there.
+    """
+    for path, module in model.named_modules():
+        for name, first in getattr(module, "lora_A", {}).items():
+            layer: Any = module
+            weight = layer.get_base_layer().weight
+            numbers = weight.t() if layer.fan_in_fan_out else weight
+            scale, own_seed = layer.scaling[name], seed + zlib.crc32(path.encode())
+            matrices = principal_matrices(numbers, rank=layer.r[name], scale=scale, seed=own_seed)
+            rest = without_principal(numbers, *matrices, scale=scale)
+            weight.copy_(rest.t() if layer.fan_in_fan_out else rest)
+            first.weight.copy_(matrices[0])
+            layer.lora_B[name].weight.copy_(matrices[1])
+
+
 @torch.no_grad()
 def draw_adapters(model: nn.Module, *, seed: int) -> None:
-    """Draws the initial adapters of the trial: random numbers that depend on seed and name.
-
-    Those that peft began as parts of a weight stay as they are.
-    """
+    """Draws the initial adapters of the trial: random numbers that depend on seed and name."""
     for name, parameter in model.named_parameters():
-        second = model.get_parameter(name.replace(".lora_A.", ".lora_B."))
-        if ".lora_A." in name and not second.any():
+        if ".lora_A." in name:
             drawn = torch.empty(parameter.shape)
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)

@@ -44,7 +44,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
-from autotune.shipped.adapter_weights import principal_matrices
+from autotune.shipped.adapter_weights import principal_matrices, without_principal
 from autotune.shipped.experts import dequantize_in_calls, expert_weights, reader_of
 from autotune.shipped.frozen_on_host import FrozenOnHost, frozen_in_blocks
 from autotune.shipped.quantized import dequantize
@@ -163,8 +163,9 @@ class AdaptedWeights(Placement):
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         if weight is None:
             return self._initial(name, parameter)
-        if f"{_COPY}." in name:
-            return nn.Parameter(weight.to(dtype=self._saved_dtype, copy=True).to(self.device))
+        if f"{_COPY}." in name:  # of the frozen weight, as peft makes it
+            begun = weight.to(self.dtype).to(self._saved_dtype, copy=True)
+            return nn.Parameter(begun.to(self.device))
         placed = super().place(name, parameter, weight)
         if parameter in self._quantized:
             placed = base_weights.quantize(
@@ -220,7 +221,7 @@ class AdaptedWeights(Placement):
         seed = self._workload.seed + zlib.crc32(adapter.encode())
         first, second = principal_matrices(numbers, rank=rank, scale=scale, seed=seed)
         self._principal[adapter, _INPUT], self._principal[adapter, _OUTPUT] = first, second
-        rest = (numbers.float() - scale * second @ first).to(weight.dtype)
+        rest = without_principal(numbers, first, second, scale=scale)
         return nn.Parameter(rest.t().contiguous() if is_transposed else rest, requires_grad=False)
 
     def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:

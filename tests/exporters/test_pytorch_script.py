@@ -396,6 +396,32 @@ def test_adapters_of_a_pretrained_model_train_as_in_the_trial(
     assert_same(make_trainer, asked, folder, {**QLORA, "adapter_targets": targets})
 
 
+BESIDE = {
+    "whole modules": {"modules_to_save": ("embed_tokens", "lm_head")},
+    "whole modules of the base": {
+        "modules_to_save": ("lm_head",),
+        "modules_to_save_dtype": "base",
+    },
+    "PiSSA, patterns": {
+        "adapter_init": "pissa",
+        "adapter_scaling": "rslora",
+        "adapter_rank_pattern": {"q_proj": 2},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+def test_what_is_beside_adapters_trains_as_in_the_trial(
+    make_trainer_of, workload, beside, tmp_path
+):
+    named = {"model": pretrained_llama(tmp_path / "llama"), "pretrained": True}
+    asked = make_workload("cpu", {**workload.to_dict(), **named, **beside})
+    make_trainer, folder = make_trainer_of(asked)
+    choices = {**MIXED_LORA, "base_weights": "bf16", "offload": "frozen"}
+    assert_same(make_trainer, asked, folder, choices)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", ["all-linear", "experts"])
 @pytest.mark.parametrize("base_weights", ["int8-experts", "nf4-experts"])

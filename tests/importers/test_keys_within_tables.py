@@ -29,7 +29,7 @@ def read(name, **more):
 
 @pytest.fixture
 def tables(monkeypatch):
-    """Every (list of keys, key) that an importer reads as a table, and those with keys of theirs."""
+    """Every (title, key) that is read as a table, and those whose keys have a list of their own."""
     as_tables, with_keys = set(), set()
     table_of, beside = KeysOfFile.table_of, KeysOfFile.beside
 

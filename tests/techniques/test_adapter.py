@@ -391,8 +391,11 @@ def test_copies_are_in_the_format_of_adapters_or_of_the_base(
     saved_dtype, choices, expected, training_of
 ):
     workload = workload_with(modules_to_save=WHOLE, modules_to_save_dtype=saved_dtype)
-    head = training_of(config_of(**choices), workload).parts.head
+    parts = training_of(config_of(**choices), workload).parts
+    head = parts.head
     assert (head.weight.dtype, head.weight.requires_grad) == (expected, True)
+    frozen = parts.model.get_parameter("head.original_module.weight")
+    assert torch.equal(head.weight, frozen.to(expected)), "they begin as peft's, as trainers' do"
 
 
 def test_a_loss_in_chunks_reads_the_copy_of_the_head(training_of):

@@ -4,6 +4,7 @@ The order is that of `autotune/techniques/__init__.py`. Techniques that the conf
 use are omitted.
 """
 
+import dataclasses
 import itertools
 from collections import defaultdict
 
@@ -155,6 +156,9 @@ def _add_adapters(recipe: Recipe) -> Part:
         *adding_lines(config, workload),
         "draw_adapters(model, seed=SEED)",
     ]
+    if workload.adapter_init == "pissa":
+        lines.append("begin_as_principal(model, seed=SEED)")
+        workload = dataclasses.replace(workload, adapter_init="standard")
     if config.base_weights in QUANTIZED_EXPERTS:
         lines.append("dequantize_in_calls(model, experts)")
     if config.offload == "frozen":
@@ -163,7 +167,7 @@ def _add_adapters(recipe: Recipe) -> Part:
     return code(f'''
 from typing import Any
 import torch
-from autotune.shipped.adapter_weights import draw_adapters
+from autotune.shipped.adapter_weights import begin_as_principal, draw_adapters
 from autotune.shipped.adapters import add_adapters, linear_layers
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.experts import dequantize_in_calls, expert_weights

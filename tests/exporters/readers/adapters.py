@@ -45,6 +45,10 @@ def adapter_settings(model, blocks, attention):
     }
 
 
+def _second(layer):
+    return layer.lora_B["default"].weight
+
+
 def offload_of(blocks):
     """Returns the choice for frozen weights that come from the host; nothing where they do not."""
     [is_followed] = {hasattr(block, "_weights_on_host") for block in blocks}
@@ -65,7 +69,9 @@ def _beside(model, layers):
         "adapter_dropout": dropout,
         "adapter_alpha": config.lora_alpha,
         "adapter_scaling": "rslora" if config.use_rslora else "standard",
-        "adapter_init": start_of(config.init_lora_weights),
+        "adapter_init": "pissa"
+        if all(_second(part).any() for part in layers.values())
+        else "standard",
         "adapter_rank_pattern": config.rank_pattern,
         "adapter_alpha_pattern": config.alpha_pattern,
         "modules_to_save": tuple(asked),
