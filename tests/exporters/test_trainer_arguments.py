@@ -44,6 +44,9 @@ def check_note(asked, version):
     assert lacking | {"sequence_length 128 (cut by your script)"} == set(named)
 
 
+WITHOUT_KEY = ("feed_forward", "gradient_accumulation_dtype", "activation_budget", "offload")
+
+
 def json_settings(export, asked):
     args, config = parse_json(export.files["training_args.json"]), asked.config
     # What the launcher sets is read in the contract of trl, whose launcher is the same.
@@ -54,6 +57,7 @@ def json_settings(export, asked):
     model = tiny_llama(dtype=getattr(torch, json.loads(export.files["model_kwargs.json"])["dtype"]))
     precision = autocast_by_arguments(args, next(model.parameters()).dtype)
     return {
+        **{name: getattr(TrainingConfig(), name) for name in WITHOUT_KEY},
         **workload_settings(args),
         "precision": "tf32" if is_tf32 and precision == "fp32" else precision,
         "compile": "model" if args.torch_compile else "none",

@@ -30,7 +30,7 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.trainer_code import FILE, trainer_code
 from autotune.exporters.transformers.training_script import says_tokenizer, training_script
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -181,6 +181,7 @@ def _notes(recipe: Recipe, version: str, lacking: Mapping[str, Reason]) -> list[
     listed = [
         f"{setting} {settings[setting]} ({instead} instead)"
         for setting, (instead, _) in lacking.items()
+        if setting not in DEPENDENT_FIELDS["adapter"]  # none of an adapter's is there without it
     ]
     if recipe.workload.script is None:
         listed.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
