@@ -164,7 +164,7 @@ def _accumulation(keys: KeysOfFile, micro_batch_size: int) -> int:
 
 def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
     # `auto` is bfloat16 on every GPU that has it.
-    is_bf16 = keys["bf16"] in (True, "auto") and not keys.flag("fp16")
+    is_bf16 = _is_on_or_auto(keys, "bf16") and not keys.flag("fp16")
     if keys.flag("fp8"):
         return "fp8"
     if keys.flag("fp16") or keys.flag("float16"):
@@ -174,7 +174,11 @@ def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
     if is_bf16 or keys.flag("bfloat16"):
         has_float32 = has_adapters and keys.flag("peft_autocast_adapter_dtype")
         return "bf16-mixed" if has_float32 else "bf16-true"
-    return "tf32" if keys["tf32"] in (True, "auto") else "fp32"
+    return "tf32" if _is_on_or_auto(keys, "tf32") else "fp32"
+
+
+def _is_on_or_auto(keys: KeysOfFile, key: str) -> bool:
+    return keys[key] in ("auto", "full") or keys.flag(key)
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
@@ -228,7 +232,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
             hint="save a copy of the file with adapter: lora",
         )
     base_weights = "bf16"
-    if keys["bf16"] not in (True, "auto") and not any(map(keys.flag, _IN_16_BITS)):
+    if not _is_on_or_auto(keys, "bf16") and not any(map(keys.flag, _IN_16_BITS)):
         base_weights = "trained"
     if keys.flag("load_in_8bit"):
         base_weights = "int8"

@@ -105,3 +105,16 @@ def test_layers_that_a_strategy_recomputes_are_taken_over():
     found = read("lightning", trainer=trainer)
     assert found.config["checkpointing"] == "block"
     assert ["mixed_precision" in one.why for one in found.not_taken] == [True]
+
+
+def test_a_loss_and_a_batch_that_trials_do_not_have_are_named():
+    found = read("transformers", label_smoothing_factor=0.1, split_batches=True)
+    assert {"label_smoothing_factor", "split_batches"} <= {one.key for one in found.not_taken}
+    assert (
+        read("transformers", label_smoothing_factor=0.0).not_taken == read("transformers").not_taken
+    )
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [("full", "bf16-true"), (False, "fp32")])
+def test_the_earlier_word_for_weights_in_bf16_is_understood(bf16, expected):
+    assert read("axolotl", bf16=bf16, tf32=False).config["precision"] == expected
