@@ -5,6 +5,7 @@ Two trainings from the same weights on the same batches are compared by
     losses       of the first `PARITY_STEPS` steps
     gradients    of each block at the first step, as the optimizer uses them
     norms        of these gradients as backward has left them: clipping hides their size
+    micro batches  what each adds to the gradients: one of many hardly changes their sum
     settings     of the optimizer's groups at each update (rate, betas, decay, ...), and the number
                  of updates and of steps of learning-rate schedules
     updates      the change of each block's weights in the first `UPDATE_STEPS` steps
@@ -57,6 +58,9 @@ class ParityTrace(Schema):
     backward_norms: Mapping[str, float] = field(default_factory=dict)
     """Norm of that gradient as backward has left it, before it is clipped or unscaled, by block.
     Empty where several devices share the gradients out."""
+    micro_batch_projections: tuple[tuple[float, ...], ...] = ()
+    """Projections of what each micro batch has added to the gradients of a few parameters. Empty
+    where a step has one, in a script, and where several devices share the gradients out."""
     group_settings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Each number in the optimizer's parameter groups, such as `lr of group 0`, at each of its
     updates in the first `PARITY_STEPS` steps."""
@@ -91,17 +95,17 @@ class ParityTrace(Schema):
 
     def gradient_difference(self, reference: "ParityTrace", block: str) -> float:
         """Estimate |gradient - reference gradient| / |reference gradient| of a block."""
-        return _relative_distance(
+        return relative_distance(
             self.gradient_projections[block],
             reference.gradient_projections[block],
             norm=reference.gradient_norms[block],
         )
 
 
-def _relative_distance(
+def relative_distance(
     projections: Sequence[float], expected: Sequence[float], *, norm: float | None = None
 ) -> float:
-    """Estimate |vector - expected vector| / norm from the projections of two vectors.
+    """Returns an estimate of |vector - expected vector| / norm from the projections of two vectors.
 
     Without a norm, that of the expected vector is estimated in the same way.
     """
@@ -267,6 +271,32 @@ def _gradient_differences(
         if math.isfinite(norm) and math.isfinite(expected):
             what = f"the norm of the gradient of {block} as backward leaves it"
             yield _off(what, _share(norm - expected, expected), "at step 1", allowed=allowed)
+    yield from _micro_batch_differences(trace, reference, allowed=_OF_A_MICRO_BATCH * allowed)
+
+
+_OF_A_MICRO_BATCH = 3
+"""The gradients of micro batches may differ by so many times what their sum may: rounding is a
+larger part of them."""
+
+
+def _micro_batch_differences(
+    trace: ParityTrace, reference: ParityTrace, *, allowed: float
+) -> Iterator[Difference]:
+    """Yield the differences in what each micro batch of `trace` adds to the gradients.
+
+    The reference may have smaller ones, of which as many as belong together are added up.
+    """
+    added, expected = trace.micro_batch_projections, reference.micro_batch_projections
+    if not added or len(expected) % len(added):
+        return
+    together = len(expected) // len(added)
+    for index, projections in enumerate(added):
+        parts = expected[index * together : (index + 1) * together]
+        if not parts:
+            return
+        wanted = tuple(map(math.fsum, zip(*parts, strict=True)))
+        what = f"the gradient of micro batch {index + 1} of {len(added)}"
+        yield _off(what, relative_distance(projections, wanted), "at step 1", allowed=allowed)
 
 
 def _setting_differences(
@@ -306,7 +336,7 @@ def _change_differences(
     blocks = [name for name in trace.update_projections if name in reference.update_projections]
     for block in blocks:
         update, wanted = trace.update_projections[block], reference.update_projections[block]
-        difference = _relative_distance(update, wanted)
+        difference = relative_distance(update, wanted)
         yield _off(f"the update of {block}", difference, when, allowed=allowed)
         change = trace.corrections.get(block, 0.0)
         expected = reference.corrections.get(block, 0.0)
@@ -327,7 +357,7 @@ def _change_difference(
 ) -> Difference:
     """Returns the difference of two changes, of which an empty one is none."""
     unchanged = (0.0,) * PROJECTIONS
-    difference = _relative_distance(change or unchanged, expected or unchanged)
+    difference = relative_distance(change or unchanged, expected or unchanged)
     when = f"after {UPDATE_STEPS} steps"
     return _off(f"the change of {what}", difference, when, allowed=allowed)
 

@@ -30,6 +30,7 @@ from autotune.spec.parity import (
     Difference,
     ParityTrace,
     largest_difference,
+    relative_distance,
 )
 from autotune.spec.training_request import ReportsStage, unwatched
 from autotune.techniques.deepspeed_engine import EngineOptimizer
@@ -52,6 +53,8 @@ class ParityWatch:
     trace is the result. With `shares_out`, several devices have parts of the
     weights or add their gradients up after backward: then these are compared by the gradients that
     the optimizer uses. With `watches_averages`, also what a script keeps in the form of weights.
+    Where a step is known to have several `micro_batches`, so is what each of them adds to the
+    gradients; `sums_in_fp32` says that it must be added up so of weights with fewer bits, too.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class ParityWatch:
         buffers: Buffers | None = None,
         shares_out: bool = False,
         watches_averages: bool = False,
+        micro_batches: int = 1,
+        sums_in_fp32: bool = False,
     ) -> None:
         self._device = device
         self._precision = precision
@@ -84,6 +89,15 @@ class ParityWatch:
             whole_gradient=whole_gradient,
             reads_backward=not shares_out,
         )
+        self._sums: SumWatch | None = None
+        if micro_batches > 1 and not shares_out:
+            self._sums = SumWatch(
+                blocks,
+                micro_batches=micro_batches,
+                in_fp32=sums_in_fp32,
+                device=device,
+                stopwatch=self._stopwatch,
+            )
         whole = {} if shares_out else blocks
         self._corrections = CorrectionWatch(whole)
         self._weights = ChangeSketch(functools.partial(_trained_weights, whole), device=device)
@@ -135,6 +149,8 @@ class ParityWatch:
         with ExitStack() as watches:
             if is_first and self._reads:
                 watches.enter_context(self._gradients.taken())
+                if self._sums is not None:
+                    watches.enter_context(self._sums.watched())
             if reads_weights:
                 watches.enter_context(self._corrections.watched(self._stopwatch))
             if is_first and reads_weights and self._averages is not None:
@@ -155,14 +171,16 @@ class ParityWatch:
     def note(self, loss: float, *, tokens: int | None = None) -> None:
         """Records the mean token loss of a step, in order, and the tokens that a script reports.
 
-        Raises ParityFailed where the first steps differ from the reference, or where an update used
-        other settings than the optimizer has.
+        Raises ParityFailed where the first steps differ from the reference, where an update used
+        other settings than the optimizer has, and where gradients are no sum over micro batches.
         """
         self._losses.append(loss)
         if len(self._losses) == 1:
             self._tokens = tokens
         if self._updates is not None and self._updates.error:
             raise ParityFailed(self._updates.error)
+        if self._sums is not None and self._sums.error:
+            raise ParityFailed(self._sums.error)
         if self._reference is not None and not math.isfinite(loss):
             self._check_that_plain_training_diverged(self._reference)
         if len(self._losses) == PARITY_STEPS and self._reference is not None:
@@ -189,6 +207,7 @@ class ParityWatch:
             gradient_norms=self._gradients.norms(),
             gradient_projections=self._gradients.projections(),
             backward_norms=self._gradients.backward_norms(),
+            micro_batch_projections=() if self._sums is None else self._sums.added(),
             group_settings={} if self._updates is None else self._updates.settings(),
             schedule_steps=self._schedule_steps,
             update_projections=self._weights.changes,
@@ -523,6 +542,102 @@ class GradientSketch:
             self._backward_squares[block] = self._backward_squares.get(block, 0.0) + left
 
 
+class SumWatch:
+    """What each backward pass of a step adds to gradients, and whether the gradients are its sum.
+
+    The gradient of a whole step has room for an error of adding up: of 64 micro batches one that is
+    lost changes it by 3 %. What one micro batch adds has not. It is enough to look at a piece of a
+    few parameters, outside of the blocks where there are such: every backward pass reaches them.
+    """
+
+    def __init__(
+        self,
+        parameters_by_block: Mapping[str, Sequence[nn.Parameter]],
+        *,
+        micro_batches: int,
+        in_fp32: bool,
+        device: torch.device,
+        stopwatch: Stopwatch,
+    ) -> None:
+        trained: dict[str, list[nn.Parameter]] = {}
+        for block, parameter in _with_block(parameters_by_block):
+            if parameter.requires_grad:
+                trained.setdefault(block, []).append(parameter)
+        chosen = trained.get("rest") or next(iter(trained.values()), [])
+        self._added: dict[Tensor, list[Projections]] = {
+            parameter: [] for parameter in chosen[:_SUMMED_PARAMETERS]
+        }
+        self._seeds: dict[Tensor, int] = {one: seed for seed, one in enumerate(self._added)}
+        self._micro_batches = micro_batches
+        self._in_fp32 = in_fp32
+        self._device = device
+        self._stopwatch = stopwatch
+        self._sums: dict[Tensor, Projections] = {}
+        self.error = ""
+        """What is wrong with a sum; empty while nothing is."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Reads what is added inside, which must be the backward passes of one step."""
+        handles: list[RemovableHandle] = []
+        for parameter in self._added:
+            handles += [
+                parameter.register_hook(functools.partial(self._note_added, parameter)),
+                parameter.register_post_accumulate_grad_hook(self._note_sum),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._check()
+
+    def added(self) -> tuple[Projections, ...]:
+        """Returns the projections of what each micro batch has added, if all are finite."""
+        every = [added for added in self._added.values() if len(added) == self._micro_batches]
+        sums = [_sum_of(of_one) for of_one in zip(*every, strict=True)]
+        return tuple(sums) if all(math.isfinite(value) for one in sums for value in one) else ()
+
+    def _note_added(self, parameter: Tensor, gradient: Tensor) -> None:
+        if gradient.layout == torch.strided:  # of a sparse one, each sum has other rows
+            self._added[parameter].append(self._projections(parameter, gradient))
+
+    def _note_sum(self, parameter: Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.layout == torch.strided:
+            self._sums[parameter] = self._projections(parameter, parameter.grad)
+
+    def _projections(self, parameter: Tensor, gradient: Tensor) -> Projections:
+        piece = _flat(gradient.detach())[: _PIECE[self._device.type]]
+        with self._stopwatch.reading():
+            return _sketch(piece, seed=self._seeds[parameter], device=self._device)[1]
+
+    def _check(self) -> None:
+        passes = max(map(len, self._added.values()), default=self._micro_batches)
+        if passes != self._micro_batches:
+            self.error = (
+                f"backward has added to the gradients {passes} times in a step of "
+                f"{self._micro_batches} micro batches"
+            )
+        exact = [
+            parameter
+            for parameter in self._sums
+            if self._in_fp32 or torch.finfo(parameter.dtype).eps <= torch.finfo(torch.float32).eps
+        ]
+        added = _sum_of(_sum_of(self._added[one]) for one in exact)
+        error = relative_distance(_sum_of(self._sums[one] for one in exact), added)
+        if not self.error and math.isfinite(error) and error > _EXACT:
+            self.error = (
+                f"the gradients differ by {100 * error:.2g} % from the sum over "
+                f"{self._micro_batches} micro batches, by more than a sum in fp32 does"
+            )
+
+
+_SUMMED_PARAMETERS = 8
+"""Of a block, the first ones."""
+_EXACT = 1e-4
+"""A sum of a thousand numbers in fp32 is off by less; one of two numbers in bf16 by 1e-3."""
+
+
 class ChangeSketch:
     """What the first steps change in the tensors that `tensors` yields as (name, seed, tensor)."""
 
@@ -731,6 +846,13 @@ def _flat(tensor: Tensor) -> Tensor:
 def _add_to(sums: dict[str, Projections], name: str, projections: Projections) -> None:
     before = sums.get(name, (0.0,) * PROJECTIONS)
     sums[name] = tuple(value + other for value, other in zip(before, projections, strict=True))
+
+
+def _sum_of(several: Iterable[Projections]) -> Projections:
+    total = (0.0,) * PROJECTIONS
+    for one in several:
+        total = tuple(value + other for value, other in zip(total, one, strict=True))
+    return total
 
 
 def _with_block(

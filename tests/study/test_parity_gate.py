@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import StudyMismatch
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import BF16_WEIGHTS, TrainingConfig
 from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
 from autotune.study.running.parity_gate import ParityGate, plain_form
 from tests.building.flows import AtOnce, as_flow
@@ -93,6 +93,14 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
     assert plain_form(config, micro_batch_size=2) == TrainingConfig(
         precision="bf16-mixed", optimizer="sgd", micro_batch_size=2
     )
+
+
+@pytest.mark.parametrize("precision", BF16_WEIGHTS)
+def test_a_plain_training_adds_up_gradients_of_weights_in_bf16_in_fp32(precision, gate):
+    traces, config = Traces(SAME), replace(BUDGET, precision=precision)
+    gate(traces, sums_in_fp32=True).check(config)
+    exact = replace(plain_form(config, micro_batch_size=1), gradient_accumulation_dtype="fp32")
+    assert traces.calls == [(exact, True)]
 
 
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):

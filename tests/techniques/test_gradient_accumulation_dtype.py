@@ -11,7 +11,7 @@ from autotune.spec.parity import largest_difference
 from autotune.techniques import gradient_accumulation_dtype
 from autotune.techniques.optimizer import trained_parameters
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
-from autotune.training.parity import before_each_update
+from autotune.training.parity import ParityFailed, before_each_update
 from tests.training.test_parity_watch import trace_of
 
 PARTS = 64
@@ -168,8 +168,13 @@ def replaced(weight, gradient):
     return gradient
 
 
+def test_parity_fails_where_sums_are_not_in_fp32(make_trainer, monkeypatch):
+    monkeypatch.setattr(gradient_accumulation_dtype, "accumulate_in_fp32", lambda optimizer: None)
+    with pytest.raises(ParityFailed, match="by more than a sum in fp32 does"):
+        trace_of(make_trainer(precision="bf16-true", **SUMS))
+
+
 def test_parity_fails_where_a_micro_batch_is_lost(make_trainer, monkeypatch):
-    plain = trace_of(make_trainer(precision="bf16-true", micro_batch_size=1))
     monkeypatch.setattr(gradient_accumulation_dtype, "accumulate_in_fp32", keeping_the_last)
-    sums = trace_of(make_trainer(precision="bf16-true", **SUMS))
-    assert largest_difference(sums, plain, precision="bf16-true").is_outside
+    with pytest.raises(ParityFailed, match=r"differ by .* from the sum over 4 micro batches"):
+        trace_of(make_trainer(precision="bf16-true", **SUMS))

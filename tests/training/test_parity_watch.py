@@ -1,6 +1,8 @@
 """Parity in the first steps of a real training: what is read, and that differences end it."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.parity import PARITY_STEPS, UPDATE_STEPS, largest_difference
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch, _averages_of_weights
 from autotune.training.step import Diverged
+from tests.conftest import GLOBAL_BATCH
 
 
 def watched(trainer, *, reference=None):
@@ -23,6 +26,8 @@ def watched(trainer, *, reference=None):
         precision="fp32",
         reference=reference,
         is_trace=True,
+        micro_batches=trainer._workload.global_batch // trainer._config.micro_batch_size,
+        sums_in_fp32=trainer._config.gradient_accumulation_dtype == "fp32",
     )
     return trainer
 
@@ -507,6 +512,86 @@ def test_a_loss_that_plain_training_makes_nan_as_well_has_diverged(make_trainer)
         next(trainer.training.parts.model.parameters()).fill_(math.nan)
     with pytest.raises(Diverged, match="the loss became nan at step 1"):
         trainer.take_step(0, next(trainer.batches()))
+
+
+# -- gradients of micro batches --------------------------------------------------------------------
+
+SUMS = {"micro_batch_size": 1}
+
+
+def with_backward(trainer, change):
+    """The trainer whose backward passes get `change(number, loss)`; None is none."""
+    updater, number = trainer.training.updater, itertools.count()
+    plain = updater.backward
+
+    def backward(loss):
+        changed = change(next(number) % GLOBAL_BATCH, loss)
+        if changed is not None:
+            plain(changed)
+
+    updater.backward = backward
+    return trainer
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+@pytest.mark.parametrize("lost", range(GLOBAL_BATCH))
+def test_a_micro_batch_without_a_backward_pass_is_detected(precision, lost, make_trainer):
+    trainer = with_backward(
+        make_trainer(precision=precision, **SUMS),
+        lambda number, loss: None if number == lost else loss,
+    )
+    with pytest.raises(ParityFailed, match="added to the gradients 3 times in a step of 4"):
+        trace_of(trainer)
+
+
+def test_a_micro_batch_that_counts_twice_is_detected_among_many(make_trainer):
+    sums = {"precision": "bf16-true", **SUMS}
+    plain = trace_of(make_trainer(**sums))
+    twice = trace_of(
+        with_backward(make_trainer(**sums), lambda number, loss: loss * (2 if number == 1 else 1))
+    )
+    many = replace(plain, gradient_norms={}, backward_norms={})  # which one hardly changes
+    found = largest_difference(twice, many, precision="bf16-true")
+    assert found.is_outside
+    assert "the gradient of micro batch 2 of 4 is 1e+02 % off" in found.message
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-true", "fp16-mixed"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_micro_batches_are_compared_with_the_smaller_ones_that_they_are_made_of(
+    precision, size, make_trainer
+):
+    plain = trace_of(make_trainer(precision=precision, **SUMS))
+    trace = trace_of(make_trainer(precision=precision, micro_batch_size=size))
+    assert len(plain.micro_batch_projections) == GLOBAL_BATCH
+    assert len(trace.micro_batch_projections) == GLOBAL_BATCH // size
+    found = largest_difference(trace, plain, precision=precision, strictness=4)
+    assert not found.is_outside, found.message
+
+
+def rounding_sums(trainer):
+    """The trainer whose gradients are rounded to bf16 after each micro batch."""
+
+    def round_sum(weight):
+        weight.grad.copy_(weight.grad.bfloat16())
+
+    for parameter in trainer.training.parts.model.parameters():
+        parameter.register_post_accumulate_grad_hook(round_sum)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-true", "gradient_accumulation_dtype": "fp32"},
+    ],
+)
+def test_sums_in_fewer_bits_than_they_should_have_are_detected(choices, make_trainer):
+    trace_of(make_trainer(**SUMS, **choices))
+    with pytest.raises(ParityFailed, match="by more than a sum in fp32 does"):
+        trace_of(rounding_sums(make_trainer(**SUMS, **choices)))
 
 
 def test_averages_of_the_weights_are_those_tensors_of_their_form_that_nobody_else_keeps():

@@ -3,6 +3,7 @@
 A trial counts only if its losses and gradients agree. The plain training is eager, recomputes
 nothing and uses no technique except the precision, the optimizer and the adapter. Where base
 weights are quantized, it has ordinary layers with the numbers that the quantized ones stand for.
+Gradients of weights in bf16 it adds up in fp32: of 1,024 micro batches a sum in bf16 was 19 % off.
 
 A model without random numbers needs one plain training for all micro batches, and the trial's first
 steps themselves are compared. With random numbers, as for dropout, both run their first steps
@@ -28,7 +29,7 @@ from typing import Literal, Protocol
 
 from autotune.errors import StudyMismatch
 from autotune.execution.flow import Flow
-from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
+from autotune.spec.config import BF16_WEIGHTS, QUANTIZED_WEIGHTS, Precision, TrainingConfig
 from autotune.spec.parity import (
     NoTrace,
     ParityTrace,
@@ -99,8 +100,9 @@ class ParityGate:
 
     `any_micro_batch`: whether a plain training at one micro batch serves the others, because the
     loss of the global batch is the same. A script may report the loss of a micro batch, and a
-    user's loss need not be a sum over sequences. `has_layers`: whether the model can be made with
-    fewer blocks. A trial has as many `devices`, of `device_type`.
+    user's loss need not be a sum over sequences. `sums_in_fp32`: whether plain trainings can add up
+    gradients so, which a script does itself. `has_layers`: whether the model can be made with fewer
+    blocks. A trial has as many `devices`, of `device_type`.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class ParityGate:
         folder: Path,
         on_trace: Callable[[TrainingConfig], None],
         any_micro_batch: bool = True,
+        sums_in_fp32: bool = False,
         has_layers: bool = False,
         devices: int = 1,
         device_type: str = "cpu",
@@ -118,6 +121,7 @@ class ParityGate:
         self._folder = folder
         self._on_trace = on_trace
         self._any_micro_batch = any_micro_batch
+        self._sums_in_fp32 = sums_in_fp32
         self._has_layers = has_layers
         self._devices = devices
         self._device_type = device_type
@@ -127,7 +131,7 @@ class ParityGate:
         self._changes_buffers: dict[str, bool] = {}
 
     def check(self, config: TrainingConfig) -> Flow[Verdict]:
-        plain = plain_form(config, micro_batch_size=config.micro_batch_size)
+        plain = self._plain_form(config, micro_batch_size=config.micro_batch_size)
         is_plain = config == plain and config.base_weights not in QUANTIZED_WEIGHTS
         micro_batch_size = yield from self._common_micro_batch(config)
         reference = yield from self._plain(config, micro_batch_size=micro_batch_size)
@@ -155,7 +159,7 @@ class ParityGate:
         """
         if not self._any_micro_batch:
             return False
-        plain = plain_form(config, micro_batch_size=1)
+        plain = self._plain_form(config, micro_batch_size=1)
         if plain.fingerprint not in self._changes_buffers:
             trace = yield from self._plain(plain, micro_batch_size=1)
             changes = isinstance(trace, ParityTrace) and bool(trace.buffer_projections)
@@ -181,8 +185,8 @@ class ParityGate:
         a micro batch. Dropout drops other activations in another micro batch: then the two are
         compared without it, and with it in what masks do not change.
         """
-        first = plain_form(config, micro_batch_size=config.micro_batch_size)
-        second = plain_form(other, micro_batch_size=other.micro_batch_size)
+        first = self._plain_form(config, micro_batch_size=config.micro_batch_size)
+        second = self._plain_form(other, micro_batch_size=other.micro_batch_size)
         pair = (first.fingerprint, second.fingerprint)
         if pair not in self._alike:
             self._alike[pair] = yield from self._are_one_training(first, second)
@@ -195,7 +199,7 @@ class ParityGate:
         no technique is to blame. A training that does not repeat itself tells nothing.
         """
         micro_batch_size = yield from self._common_micro_batch(config)
-        plain = plain_form(config, micro_batch_size=micro_batch_size)
+        plain = self._plain_form(config, micro_batch_size=micro_batch_size)
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
         name = f"{plain.fingerprint}-dequantized" if dequantized else plain.fingerprint
         stored = _read(self._folder / f"{name}.json")
@@ -337,7 +341,7 @@ class ParityGate:
         plain training fails, no other form stands for it: checkpointing computes an operation in
         place, which autograd rejects, with wrong gradients.
         """
-        plain = plain_form(config, micro_batch_size=micro_batch_size)
+        plain = self._plain_form(config, micro_batch_size=micro_batch_size)
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
         why_none: NoTrace | None = None
         for form, name in self._plain_forms(plain):
@@ -352,6 +356,12 @@ class ParityGate:
         assert why_none is not None
         return why_none
 
+    def _plain_form(self, config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
+        plain = plain_form(config, micro_batch_size=micro_batch_size)
+        if self._sums_in_fp32 and plain.precision in BF16_WEIGHTS:
+            return replace(plain, gradient_accumulation_dtype="fp32")
+        return plain
+
     def _plain_forms(self, plain: TrainingConfig) -> Iterator[tuple[TrainingConfig, str]]:
         """Yield the forms of the plain training, each with its name where it is another one.
 
@@ -362,6 +372,8 @@ class ParityGate:
         yield checkpointed, ""
         if self._devices == 1:
             return
+        # What has weights elsewhere adds up gradients by itself.
+        checkpointed = replace(checkpointed, gradient_accumulation_dtype="weights")
         if self._device_type != "cpu":  # whose memory the weights are in already
             on_host = "one process with the weights on the host, as one device cannot hold them"
             yield replace(checkpointed, offload="all"), on_host
