@@ -4,6 +4,7 @@ Trials do it on fake tensors as well (`autotune/techniques/adapter.py`).
 """
 
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def add_adapters(
     """Freezes the model and adds adapters to it, which are trained and stored in `dtype`.
 
     Modules that the settings train whole are stored in `modules_dtype`. `experts` are the weights
-    of experts that get adapters, too.
+    of experts that get adapters, too. Raises ValueError where peft gives other modules adapters.
     """
     model.requires_grad_(False)
     settings = {**settings, "target_parameters": [*experts]} if experts else settings
@@ -51,6 +52,14 @@ def add_adapters(
             model.add_adapter(config)  # type: ignore[operator]
         else:
             inject_adapter_in_model(config, model)
+    for path in layers:
+        # peft 0.21.2 takes layers of some mixtures, by their names, to be the experts that they
+        # were in transformers 4: a dense block of GLM-4-MoE, shared experts of Qwen2-MoE.
+        if not hasattr(model.get_submodule(path), "lora_A"):
+            raise ValueError(
+                f"peft {version('peft')} puts no adapter beside linear layer {path}, but beside "
+                "weights of experts: choose adapter_targets attention"
+            )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_whole = ".modules_to_save." in name

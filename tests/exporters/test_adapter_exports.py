@@ -16,6 +16,7 @@ from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS, adapters
 from autotune.memory.cpu import CpuMeter
 from autotune.models.hugging_face import find_parts
+from autotune.shipped.adapters import add_adapters, linear_layers
 from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
@@ -284,3 +285,51 @@ def test_the_pattern_of_attention_layers_finds_those_of_trials(family, settings)
     }
     assert found == wanted
     assert wanted
+
+
+# -- what peft makes of the names of layers --------------------------------------------------------
+
+MIXTURE_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "num_experts_per_tok": 2,
+}
+MIXTURES = {
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4},
+    "qwen3_moe with a dense block": {"num_experts": 4, "mlp_only_layers": [0]},
+    "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+}
+
+
+TAKEN_FOR_EXPERTS = ("qwen3_moe with a dense block", "glm4_moe")
+"""Their dense layers and shared experts have the names of what their experts were."""
+
+
+def mixture(name):
+    """A mixture of transformers, and the paths of the linear layers of its blocks."""
+    config = CONFIG_MAPPING[name.partition(" ")[0]](**MIXTURE_SIZES, **MIXTURES[name])
+    model = AutoModelForCausalLM.from_config(config)
+    return model, linear_layers(model, model.model.layers)
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES.keys() - TAKEN_FOR_EXPERTS))
+def test_a_script_adapts_the_linear_layers_of_a_mixture(name):
+    model, layers = mixture(name)
+    add_adapters(model, layers, {"r": 2}, dtype=torch.float32)
+    trained = (path for path, weight in model.named_parameters() if weight.requires_grad)
+    assert {path.partition(".lora_")[0] for path in trained} == set(layers)
+
+
+@pytest.mark.parametrize("name", TAKEN_FOR_EXPERTS)
+def test_a_script_ends_where_peft_takes_layers_for_experts(name):
+    model, layers = mixture(name)
+    with pytest.raises(ValueError, match=r"no adapter beside .*choose adapter_targets attention"):
+        add_adapters(model, layers, {"r": 2}, dtype=torch.float32)
