@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.shipped.routers import routers_in
 
 LARGEST = 127
 """The largest number of a row, or the least, becomes this or -127."""
@@ -14,9 +15,13 @@ _LEAST_LARGEST = 1e-12
 
 
 def use_int8(module: nn.Module) -> None:
-    """Makes the suitable linear layers of `module` use int8; parameters stay the same objects."""
+    """Makes the suitable linear layers of `module` use int8; parameters stay the same objects.
+
+    Routers of mixtures are left out.
+    """
+    routers = routers_in(module)
     for layer in module.modules():
-        if can_be_int8(layer):
+        if can_be_int8(layer) and layer not in routers:
             layer.__class__ = Int8Linear
 
 

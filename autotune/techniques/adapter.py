@@ -48,6 +48,7 @@ from autotune.shipped.adapter_weights import principal_matrices, without_princip
 from autotune.shipped.experts import dequantize_in_calls, expert_weights, reader_of
 from autotune.shipped.frozen_on_host import FrozenOnHost, frozen_in_blocks
 from autotune.shipped.quantized import dequantize
+from autotune.shipped.routers import routers_in
 from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
@@ -381,23 +382,12 @@ def width_of(layer: nn.Module) -> int:
 
 
 def _routers(parts: ModelParts, layers: Mapping[str, nn.Module]) -> set[nn.Module]:
-    """Returns the layers with one output for each expert, or for all that are shared.
+    """Returns the routers, and the layers with a single output as a gate of what is shared has.
 
     They are narrower than any useful rank, and no reason against it.
     """
-    stacks = {parts.model.get_parameter(path).shape[0] for path in target_experts(parts)}
-    lists = {
-        len(module)
-        for root in _roots(parts)
-        for module in root.modules()
-        if isinstance(module, nn.ModuleList)
-    }
-    experts = stacks | lists | {1}
-    return {one for one in layers.values() if _outputs_of(one) in experts}
-
-
-def _outputs_of(layer: nn.Module) -> int:
-    return _weight_of(layer).shape[0 if isinstance(layer, nn.Linear) else 1]
+    single = {one for one in layers.values() if 1 in _weight_of(one).shape}
+    return single.union(*map(routers_in, _roots(parts)))
 
 
 def missing_layers(

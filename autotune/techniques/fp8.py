@@ -3,7 +3,8 @@
 Saves time on tensor cores that support fp8, and the 16-bit copies of what such a product saves for
 backward. Costs the computation of the scales, and precision (3 bits of mantissa in forward, 2 in
 backward). Needs torchao, Hopper or Ada for speed, and matrices whose sides are multiples of 16. The
-head, whose logits decide the loss, stays in bf16. Source: arXiv:2209.05433,
+head, whose logits decide the loss, stays in bf16, and so do routers of mixtures
+(`shipped/routers.py`, `studies/routers/`). Source: arXiv:2209.05433,
 https://docs.pytorch.org/ao/stable/workflows/training.html
 """
 

@@ -4,7 +4,8 @@ Rows of activations, weights and gradients have one dynamic scale each, for all 
 layer; weights and their update stay in float32, everything else is as in bf16-mixed. Saves time on
 tensor cores whose rate in int8 is twice that in 16 bits: from Turing on, so also where there is no
 fast fp8. Costs the computation of the scales, which only compilation hides, and precision (8 bits
-by row). The head, whose logits decide the loss, stays in bf16.
+by row). The head, whose logits decide the loss, stays in bf16, and so do routers of mixtures
+(`shipped/routers.py`, `studies/routers/`).
 
 The scheme is that of torchao's prototype of quantized training, whose authors trained Llama2-1B on
 an RTX 4090 with 29 instead of 17 thousand tokens per second, compiled. Theirs has a kernel in

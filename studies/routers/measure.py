@@ -19,7 +19,7 @@ from autotune.spec.config import BaseWeights
 from autotune.techniques.base_weights import quantize
 
 TOKENS, SEQUENCES, STEPS = 64, 8, 300
-SHAPES = ((64, 16, 1), (64, 16, 2), (128, 64, 4))
+SHAPES = ((64, 16, 1), (64, 16, 2))
 """Width, experts, and how many of them a token goes to."""
 
 
@@ -41,8 +41,7 @@ class Mixture(nn.Module):
         for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             share = (shares * (choices == expert)).sum(-1, keepdim=True)
             rows = share.squeeze(-1) > 0
-            if rows.sum() >= 1:
-                # Multiples of 16 rows, which products in 8 bits need for gradients.
+            if rows.any():
                 part = functional.gelu(up(hidden[rows]))
                 result[rows] = result[rows] + (down(part) * share[rows]).to(result.dtype)
         return result
@@ -114,12 +113,11 @@ def linear_layers(model: Model, *, routers: bool) -> list[nn.Module]:
 def in_8_bits(change: Callable[[nn.Module], object]) -> Callable[[Model, bool], None]:
     def apply(model: Model, routers: bool) -> None:
         for block in model.blocks:
-            router = block.mixture.router  # type: ignore[union-attr]
-            if not routers:
-                block.mixture.router = nn.Identity()  # type: ignore[union-attr]
-            change(block)
-            if not routers:
-                block.mixture.router = router  # type: ignore[union-attr]
+            change(block)  # all but the router
+            if routers:
+                alone = nn.Sequential(block.mixture.router)
+                change(alone)
+                block.mixture.router = alone[0]
 
     return apply
 
@@ -145,7 +143,7 @@ WAYS: Mapping[str, Callable[[Model, bool], None]] = {
 
 @torch.no_grad()
 def run(model: Model) -> tuple[list[Tensor], float]:
-    """Returns the choices of each block, and the loss, on other text than was trained on."""
+    """Returns the choices of each block, and the loss, in other places of the text."""
     choices: list[list[Tensor]] = [[] for _ in model.blocks]
     losses = []
     for seed in range(10**6, 10**6 + 16):
@@ -154,7 +152,7 @@ def run(model: Model) -> tuple[list[Tensor], float]:
             logits = model(tokens).float()
         losses.append(functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
         for kept, block in zip(choices, model.blocks, strict=True):
-            kept.append(block.mixture.choices)  # type: ignore[union-attr, arg-type]
+            kept.append(block.mixture.choices)
     return [torch.cat(kept) for kept in choices], sum(losses) / len(losses)
 
 
