@@ -2,13 +2,14 @@
 
 import random
 from functools import cache
+from typing import Any
 
 import hypothesis
 import pytest
 
 from autotune.exporters import TARGETS
-from autotune.spec.config import CHOICES, rule_violations
-from tests.exporters.recipes import any_recipe
+from autotune.spec.config import CHOICES, TrainingConfig, rule_violations
+from tests.exporters.recipes import any_recipe, recipe
 
 RECIPES = 2 * hypothesis.settings.default.max_examples
 OF_OTHER_FORMS = {
@@ -42,6 +43,32 @@ def violations(name, asked):
     return rule_violations(choices, workload.legality_context)
 
 
+FROM_THE_HOST = {"adapter": "lora", "offload": "frozen"}
+PAIRS: dict[str, tuple[int, dict[str, Any]]] = {
+    "frozen weights between compiled blocks": (1, {**FROM_THE_HOST, "compile": "block"}),
+    "a kernel of 16 bits": (1, {"precision": "fp16-mixed", "attention": "flash"}),
+    "CUDA graphs": (1, {"compile": "model", "compile_mode": "max-autotune"}),
+    "steps in backward": (2, {"sharding": "zero2", "optimizer_fusion": "backward"}),
+    "rounding of whole weights": (2, {"sharding": "zero1", "precision": "bf16-stochastic"}),
+}
+"""{what one choice excludes: (devices, choices of which trainers replace one)}."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_replaces_a_choice_does_not_exclude_another_one(name):
+    asked = {
+        case: recipe(
+            TrainingConfig(micro_batch_size=8, **choices),
+            global_batch=8 * devices,
+            devices_per_trial=devices,
+        )
+        for case, (devices, choices) in PAIRS.items()
+    }
+    broken = {case: violations(name, one) for case, one in asked.items()}
+    assert {case: rules for case, rules in broken.items() if rules} == {}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_files_do_instead_of_a_choice_goes_with_the_other_choices(name):
     broken = {asked.config.describe(): violations(name, asked) for asked in recipes()}
