@@ -263,11 +263,11 @@ class Promise:
                 continue
             if sign == 0 or (seen > in_trial) == (is_more == (sign > 0)):
                 yield f"{words.format(_text(seen))} ({_text(in_trial)} in the trial)"
-        for package, version in self._trial.get("versions", {}).items():
+        for package, of_trial in self._trial.get("versions", {}).items():
             module = sys.modules.get(package)
             seen = torch.version.cuda if package == "cuda" else getattr(module, "__version__", None)
-            if seen and seen != version:
-                yield f"{package} {seen} ({version} in the trial)"
+            if seen and seen != of_trial:
+                yield f"{package} {seen} ({of_trial} in the trial)"
 
 
 def _differ(seen: Any, in_trial: Any) -> bool:
