@@ -10,8 +10,8 @@ from autotune.importers.key_table import KeyTable
 OFF = (None, False, "", 0)
 """Values with which a key that is not taken over asks for nothing."""
 
-
 _NOT_KNOWN = "trials do not have it"
+"""Says why a key of a table is left out that its trainer has and this importer does not know."""
 
 
 def unknown_keys(content: Mapping[str, Any], table: KeyTable) -> list[str]:

@@ -16,18 +16,20 @@ import copy
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.errors import IllegalConfiguration, first_line_of
 from autotune.models import build_model
-from autotune.models.kinds import kinds_of, plain_attributes
+from autotune.models.kinds import attributes_of, kinds_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.tiled import feed_forward_of, matrices_of, tile_blocks
 from autotune.spec.config import FeedForward, TrainingConfig
@@ -38,8 +40,8 @@ _PIECES = (7, 9)
 Whatever has a period of its own does not end where the first piece does."""
 _MOST_DIFFERENCE = 0.001
 """Of the largest number of an output or gradient in float32, which rounding does not reach."""
-_MOST_BYTES = 4 * 2**30
-"""Of the largest matrix of a part in float32, of which a try takes about two."""
+_MOST_BYTES = 2 * 2**30
+"""Of the largest matrix or vector of a part in float32, of which a try takes about two."""
 _MOST_OWN_NUMBERS = 2**24
 """Of the weights with random numbers and gradients of their own; the largest ones share numbers."""
 _PERIOD = 1_000_003
@@ -107,16 +109,26 @@ def why_nothing_is_saved(parts: ModelParts, *, sequence_length: int | None) -> s
 
 
 def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int | None) -> str | None:
+    name = type(part).__name__
+    if any(isinstance(weight, DTensor) for weight in part.parameters()):
+        return (
+            f"the weights of {name} are divided over devices (DTensor), and what a part computes "
+            "is tried before they are"
+        )
     matrices = matrices_of(part)
-    if 4 * max(math.prod(matrix.shape[-2:]) for matrix in matrices) > _MOST_BYTES:
-        return f"a matrix of {type(part).__name__} is too large to try what it computes"
+    if 4 * max(weight.shape[-2:].numel() for weight in part.parameters()) > _MOST_BYTES:
+        return f"a matrix of {name} is too large to try what it computes"
     # A layer or a router has its inputs as columns, Conv1D of GPT-2 as rows.
     widths = dict.fromkeys(size for one in matrices for size in reversed(one.shape[-2:]))
     device = torch.device("cpu") if matrices[0].is_meta else matrices[0].device
     drawn = torch.Generator(device).manual_seed(0)
     reasons = []
-    with torch.device(device), torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        copied = _with_random_weights(part, drawn)
+    own_random = torch.random.fork_rng([] if device.type == "cpu" else [device])
+    with torch.device(device), own_random, _whole_products():
+        try:
+            copied = _with_random_weights(part, drawn)
+        except Exception as error:  # any error of what a part holds
+            return f"{name} cannot be copied to try it: {first_line_of(error)}"
         for width in widths:
             reason = _why_not_of_width(copied, width, drawn)
             if reason is None and sequence_length is not None and sequence_length <= width:
@@ -130,6 +142,21 @@ def _why_nothing_is_saved(part: nn.Module, *, sequence_length: int | None) -> st
     # Inputs of another width are an error of every part.
     others = [reason for reason in reasons if not reason.startswith(_NO_FUNCTION)]
     return (others or reasons)[0]
+
+
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Computes matrix products of float32 in no fewer bits, whatever the process has set."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by `fp32_precision` of a backend, which cannot be set both ways
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # -- what a part computes --------------------------------------------------------------------------
@@ -170,7 +197,8 @@ def _why_not_in_pieces(
     if whole is None:
         return "the feed-forward part does not give hidden states alone"
     after_first()  # a part may keep what it makes once
-    values = plain_attributes(part)
+    objects: dict[Hashable, int] = {}
+    values = attributes_of(part, objects)
     pieces = [
         _computed(part, piece.contiguous(), scale)
         for piece, scale in zip(
@@ -185,10 +213,10 @@ def _why_not_in_pieces(
     for one, other in zip(whole, [*joined, *added], strict=True):
         if not (one - other).abs().max() <= _MOST_DIFFERENCE * one.abs().max():  # nor NaN
             return (
-                f"{type(part).__name__} computes a token from others: a sequence in two pieces "
-                "gives other numbers"
+                f"{type(part).__name__} gives other numbers for a sequence in two pieces: it "
+                "computes a token from others, or in few bits"
             )
-    return None if plain_attributes(part) == values else _changes(part)
+    return None if attributes_of(part, objects) == values else _changes(part)
 
 
 def _computed(part: nn.Module, hidden: Tensor, scales: Tensor) -> list[Tensor] | None:
@@ -208,7 +236,11 @@ def _computed(part: nn.Module, hidden: Tensor, scales: Tensor) -> list[Tensor] |
 
 
 class _Effects(TorchDispatchMode):
-    """Notes what a computation keeps and changes; gives one number for all that is random."""
+    """Notes what a computation keeps and changes.
+
+    Gives one number for all that is random, and float32 for floats of 16 bits: their rounding is
+    more than what a few tokens may get from others.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -229,28 +261,45 @@ class _Effects(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("dtype") in (torch.bfloat16, torch.float16):
+            kwargs = kwargs | {"dtype": torch.float32}
         given = _storages([args, kwargs])
         arguments = func._schema.arguments
         values = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
         for one in arguments:
             if one.alias_info is not None and one.alias_info.is_write:
                 self._has_changed |= not _storages(values.get(one.name)) <= self._made
-        result = func(*args, **kwargs)
-        if func is torch.ops.aten.native_dropout.default:
-            result = args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        elif func.overloadpacket.__name__ in _RANDOM:
-            result.fill_(0.5)
+        if func.namespace == "aten" and torch.Tag.nondeterministic_seeded in func.tags:
+            result = _without_chance(func, args, kwargs, values)
+        else:
+            result = func(*args, **kwargs)
         self._made |= _storages(result) - given
         return result
 
 
-_RANDOM = frozenset(("bernoulli", "bernoulli_", "exponential_", "normal_", "uniform_")) | {
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-}
-"""Operators that draw numbers, for dropout or for a router that adds noise."""
+_NOT_DRAWN = ("attention", "dropout", "rnn", "rrelu")
+"""In names of operators with chance, of which the result is not what was drawn."""
+
+
+def _without_chance(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]
+) -> Any:
+    """Returns what an operator gives that draws numbers, with the same one for each of them.
+
+    `values` are its arguments by name. Attention and recurrent layers keep their dropout.
+    """
+    name = func.overloadpacket.__name__
+    if name.startswith("rrelu"):
+        slope = (values.get("lower", 1 / 8) + values.get("upper", 1 / 3)) / 2
+        args = (*args[:2], slope, slope, *args[4:])
+    result = func(*args, **kwargs)
+    if name == "native_dropout":
+        return args[0].clone(), torch.ones_like(result[1])
+    if name == "randperm":
+        return result.copy_(torch.arange(len(result)))
+    if any(word in name for word in _NOT_DRAWN):
+        return result
+    return result.fill_(0.5 if result.is_floating_point() else values.get("low", 0))
 
 
 def _storages(values: Any) -> set[StorageWeakRef]:
@@ -306,7 +355,7 @@ def _random(shape: torch.Size, drawn: torch.Generator) -> Tensor:
 def _views_of_shared(
     weights: Sequence[nn.Parameter], drawn: torch.Generator
 ) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yields each weight, [..., rows, columns], with a view of the numbers that all share.
+    """Yields each weight, [..., rows, columns] or [numbers], with a view of what all share.
 
     Each matrix begins some numbers after the one before.
     """
@@ -315,11 +364,12 @@ def _views_of_shared(
     sizes = [weight.shape[-2:].numel() for weight in weights]
     matrices = [weight.numel() // size for weight, size in zip(weights, sizes, strict=True)]
     needed = max(sizes) + _SHIFT * sum(matrices)
-    period = torch.randn(_PERIOD, generator=drawn) / math.sqrt(weights[-1].shape[-1])
+    width = min(weight.shape[-1] for weight in weights)
+    period = torch.randn(_PERIOD, generator=drawn) / math.sqrt(width)
     shared = period.repeat(math.ceil(needed / _PERIOD))
     begin = 0
     for weight, count in zip(weights, matrices, strict=True):
-        rows, columns = weight.shape[-2:]
+        rows, columns = weight.shape[-2:] if weight.dim() > 1 else (1, weight.numel())
         strides = (_SHIFT, columns, 1)
         stack = shared.as_strided((count, rows, columns), strides, storage_offset=begin)
         yield weight, stack if weight.dim() == 3 else stack.view(weight.shape)

@@ -281,7 +281,8 @@ def test_a_short_convolution_after_the_feed_forward_part_is_not_taken_for_it():
 def test_a_mixer_of_tokens_is_no_feed_forward_part():
     mamba = of_transformers("mamba2", num_heads=4, head_dim=16, state_size=16, n_groups=1)
     assert reasons(mamba) == (
-        "Mamba2Mixer computes a token from others: a sequence in two pieces gives other numbers"
+        "Mamba2Mixer gives other numbers for a sequence in two pieces: it computes a token from "
+        "others, or in few bits"
     )
 
 

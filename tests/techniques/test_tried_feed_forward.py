@@ -1,13 +1,18 @@
 """Which feed-forward parts may have tiles: what they compute is tried, whatever their size."""
 
 import textwrap
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+import transformers
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
 
 from autotune.errors import IllegalConfiguration, PredictionImpossible
+from autotune.models.kinds import kinds_of
 from autotune.models.parts import ModelParts
 from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
@@ -18,7 +23,7 @@ from autotune.techniques.feed_forward import why_nothing_is_saved
 from autotune.techniques.user_training import apply_to_user_model
 from autotune.training.trainer import Trainer
 
-OTHER_NUMBERS = "computes a token from others"
+OTHER_NUMBERS = "gives other numbers for a sequence in two pieces"
 EACH_CALL = "keeps or changes values in each call"
 
 
@@ -214,8 +219,38 @@ class HasBatchNorm(Part):
         return super().forward(self.norm(hidden.transpose(1, 2)).transpose(1, 2))
 
 
+class ShiftsTokensInBf16(ShiftsTokens):
+    def forward(self, hidden):
+        with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
+            return super().forward(hidden).to(hidden.dtype)
+
+
+class CountsInList(Part):
+    def prepare(self):
+        self.seen = []
+
+    def forward(self, hidden):
+        self.seen.append(hidden.shape[1])
+        return super().forward(hidden)
+
+
+class ShufflesTokens(Part):
+    def forward(self, hidden):
+        order = torch.randint(hidden.shape[1], (hidden.shape[1],))
+        return super().forward(hidden) + hidden[:, order]
+
+
+class HoldsLock(Part):
+    def prepare(self):
+        self.lock = threading.Lock()
+
+
 WRONG = {
+    CountsInList: EACH_CALL,
+    ShufflesTokens: OTHER_NUMBERS,
+    HoldsLock: "HoldsLock cannot be copied to try it: cannot pickle '_thread.lock' object",
     Convolves: OTHER_NUMBERS,
+    ShiftsTokensInBf16: OTHER_NUMBERS,
     ShiftsTokens: OTHER_NUMBERS,
     HasCapacity: OTHER_NUMBERS,
     HasCapacityInTraining: OTHER_NUMBERS,
@@ -256,6 +291,65 @@ class AddsNoiseToRouter(Part):
         return super().forward(hidden) * (shares * (chosen > 1))[..., None]
 
 
+class ComputesInBf16(Part):
+    def forward(self, hidden):
+        up = functional.linear(hidden.bfloat16(), self.up.weight.bfloat16())
+        return functional.linear(up, self.down.weight.bfloat16()).to(hidden.dtype)
+
+
+class HasOwnAutocast(Part):
+    def forward(self, hidden):
+        with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
+            return super().forward(hidden).to(hidden.dtype)
+
+
+class _Draws(Part):
+    def draw(self, hidden):
+        raise NotImplementedError
+
+    def forward(self, hidden):
+        return super().forward(hidden + self.draw(hidden))
+
+
+class DrawsNormal(_Draws):
+    def draw(self, hidden):
+        return torch.normal(0.0, 1.0, (self.width,))
+
+
+class DrawsWholeNumbers(_Draws):
+    def draw(self, hidden):
+        return torch.randint(3, 9, hidden.shape)
+
+
+class DrawsGeometric(_Draws):
+    def draw(self, hidden):
+        return torch.empty_like(hidden).geometric_(0.5)
+
+
+class DrawsOrder(_Draws):
+    def draw(self, hidden):
+        return torch.linspace(0, 1, self.width)[torch.randperm(self.width)]
+
+
+class DrawsExperts(_Draws):
+    def draw(self, hidden):
+        shares = hidden.reshape(-1, self.width).softmax(-1)
+        return torch.multinomial(shares, 1).view(*hidden.shape[:-1], 1)
+
+
+class HasRandomSlopes(Part):
+    def forward(self, hidden):
+        return super().forward(functional.rrelu(hidden, training=self.training))
+
+
+class HasLongVector(Part):
+    def prepare(self):
+        self.vector = nn.Parameter(torch.ones(2**24 + self.width))
+
+    def forward(self, hidden):
+        return super().forward(hidden * self.vector[: self.width])
+
+
 class SelectsTokensByValues(Part):
     def forward(self, hidden):
         own = torch.nonzero(hidden[..., 0] > 0, as_tuple=True)
@@ -293,6 +387,15 @@ RIGHT = (
     Part,
     HasDropout,
     AddsNoiseToRouter,
+    ComputesInBf16,
+    HasOwnAutocast,
+    DrawsNormal,
+    DrawsWholeNumbers,
+    DrawsGeometric,
+    DrawsOrder,
+    DrawsExperts,
+    HasRandomSlopes,
+    HasLongVector,
     SelectsTokensByValues,
     KeepsWhatItMakesOnce,
     HasExperts,
@@ -302,17 +405,26 @@ SMALL, LARGE = 32, 5120
 """Widths. Each matrix of the large parts has 100 MiB, more than gets numbers of its own."""
 
 
-def model_of(kind, width):
+def model_with(feed_forwards):
     model = nn.Module()
-    model.blocks = nn.ModuleList([nn.Module(), nn.Module()])
-    for block in model.blocks:
-        block.mlp = kind(width)
+    model.blocks = nn.ModuleList()
+    for part in feed_forwards:
+        block = nn.Module()
+        block.mlp = part
+        model.blocks.append(block)
     return model
+
+
+def model_of(kind, width):
+    return model_with([kind(width), kind(width)])
 
 
 def reason_of(kind, width):
     with torch.device("meta"):
-        model = model_of(kind, width)
+        return reason_of_model(model_of(kind, width))
+
+
+def reason_of_model(model):
     parts = ModelParts(model=model, blocks_owner=model, blocks_name="blocks")
     return why_nothing_is_saved(parts, sequence_length=None)
 
@@ -419,3 +531,134 @@ def test_alike_parts_are_tried_once():
     parts = ModelParts(model=model, blocks_owner=model, blocks_name="blocks")
     assert why_nothing_is_saved(parts, sequence_length=None) is None
     assert len(calls) == 3, "all tokens at once, and both pieces of them"
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    address = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", rank=0, world_size=1, init_method=address)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_a_part_with_divided_weights_is_named(process_group):
+    model = model_of(Part, SMALL)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+    for block in model.blocks:
+        fully_shard(block.mlp, mesh=mesh)
+    assert "the weights of FSDPPart are divided over devices" in reason_of_model(model)
+
+
+@pytest.fixture(params=["high", "medium"])
+def few_bits(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+def test_parts_are_tried_in_whole_products(few_bits):
+    precisions = set()
+
+    class Noted(Part):
+        def forward(self, hidden):
+            precisions.add(torch.get_float32_matmul_precision())
+            return super().forward(hidden)
+
+    assert reason_of(Noted, SMALL) is None
+    assert precisions == {"highest"}
+    assert torch.get_float32_matmul_precision() == few_bits
+
+
+# -- which parts are alike -------------------------------------------------------------------------
+
+
+def mixes_tokens(hidden):
+    return hidden.softmax(1)
+
+
+class MixesAsTold(Part):
+    """Mixes tokens if one of its attributes says so."""
+
+    stride, dims, options, function = 0, (), None, None
+
+    def forward(self, hidden):
+        dims = [*self.dims, *(self.options.dims if self.options else ())]
+        if self.stride == 1 or len(getattr(self, "table", ())) == 1:
+            dims = [1]
+        if dims:
+            hidden = hidden - hidden.mean(dims, keepdim=True)
+        return super().forward(self.function(hidden) if self.function else hidden)
+
+
+def mixed_by(**attributes):
+    part = MixesAsTold(SMALL)
+    for name, value in attributes.items():
+        setattr(part, name, value)
+    return part
+
+
+def with_table(size):
+    part = MixesAsTold(SMALL)
+    part.register_buffer("table", torch.zeros(size))
+    return part
+
+
+def of_one_name(kind):
+    return type("Part", (kind,), {})(SMALL)
+
+
+UNLIKE = {
+    "number": lambda: [mixed_by(stride=1), mixed_by(stride=2)],
+    "tuple": lambda: [mixed_by(dims=(1,)), mixed_by(dims=())],
+    "list": lambda: [mixed_by(dims=[1]), mixed_by(dims=[])],
+    "config": lambda: [
+        mixed_by(options=SimpleNamespace(dims=[1])),
+        mixed_by(options=SimpleNamespace(dims=[])),
+    ],
+    "function": lambda: [mixed_by(function=mixes_tokens), mixed_by(function=functional.gelu)],
+    "lambda": lambda: [mixed_by(function=lambda x: x.softmax(1)), mixed_by(function=lambda x: x)],
+    "buffer": lambda: [with_table(1), with_table(2)],
+    "class": lambda: [of_one_name(ShiftsTokens), of_one_name(Part)],
+}
+
+
+@pytest.mark.parametrize("attribute", UNLIKE)
+def test_parts_that_are_not_alike_are_each_tried(attribute):
+    mixing, other = UNLIKE[attribute]()
+    assert reason_of_model(model_with([other])) is None
+    assert OTHER_NUMBERS in reason_of_model(model_with([mixing, other]))
+    assert OTHER_NUMBERS in reason_of_model(model_with([other, mixing]))
+
+
+ALIKE = {
+    "index": lambda number: mixed_by(layer_idx=number),
+    "function": lambda number: mixed_by(function=functional.gelu),
+    "lambda": lambda number: mixed_by(function=lambda x: x),
+    "method": lambda number: mixed_by(step=MixesAsTold(SMALL).prepare),
+    "config": lambda number: mixed_by(options=SimpleNamespace(dims=[])),
+    "parametrization": lambda number: nn.utils.parametrizations.weight_norm(
+        nn.Linear(SMALL, SMALL)
+    ),
+}
+
+
+@pytest.mark.parametrize("attribute", ALIKE)
+def test_parts_that_hold_the_same_are_alike(attribute):
+    first, second = kinds_of([ALIKE[attribute](number) for number in range(2)])
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+@pytest.mark.parametrize(
+    "family", [{"model_type": "llama"}, {"model_type": "mixtral"}, {"model_type": "gpt2"}]
+)
+def test_blocks_of_a_model_of_transformers_are_alike(family):
+    config = transformers.AutoConfig.for_model(
+        **family, num_hidden_layers=3, hidden_size=32, num_attention_heads=4, vocab_size=64
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    blocks = model.transformer.h if config.model_type == "gpt2" else model.model.layers
+    assert len(set(kinds_of(blocks))) == 1
+    assert len(set(kinds_of(blocks[:2]))) == 1
