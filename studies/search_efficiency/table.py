@@ -337,7 +337,9 @@ class ReplayExecutor(VirtualDevice):
         return Forecast(config=config, prediction=prediction)
 
     def trace(self, config: TrainingConfig) -> ParityTrace:
-        trace, seconds = self._table.traces[config.fingerprint]
+        # Plain trainings were recorded with gradients added up in the dtype of the weights.
+        recorded = replace(config, gradient_accumulation_dtype="weights")
+        trace, seconds = self._table.traces[recorded.fingerprint]
         self.spend("comparison", seconds)
         return trace
 
