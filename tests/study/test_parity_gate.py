@@ -1,12 +1,17 @@
 """Verdicts of the parity gate, for given traces."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from autotune.errors import StudyMismatch
-from autotune.spec.config import BF16_WEIGHTS, TrainingConfig
+from autotune.spec.config import (
+    BF16_WEIGHTS,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
 from autotune.study.running.parity_gate import ParityGate, plain_form
 from tests.building.flows import AtOnce, as_flow
@@ -98,9 +103,25 @@ def test_precision_and_optimizer_are_what_a_plain_training_keeps():
 @pytest.mark.parametrize("precision", BF16_WEIGHTS)
 def test_a_plain_training_adds_up_gradients_of_weights_in_bf16_in_fp32(precision, gate):
     traces, config = Traces(SAME), replace(BUDGET, precision=precision)
-    gate(traces, sums_in_fp32=True).check(config)
+    gate(traces, sums_in_fp32=True, global_batch=8).check(config)
     exact = replace(plain_form(config, micro_batch_size=1), gradient_accumulation_dtype="fp32")
     assert traces.calls == [(exact, True)]
+
+
+@pytest.mark.parametrize("precision", BF16_WEIGHTS)
+def test_a_plain_training_with_nothing_to_add_up_is_legal(precision, gate):
+    """Where random numbers need its own micro batch, which may be the global batch."""
+    traces, config = Traces(RANDOM), replace(BUDGET, precision=precision)
+    at = LegalityContext(global_batch=config.micro_batch_size)
+    gate(traces, sums_in_fp32=True, global_batch=at.global_batch).check(config)
+    whole = [called for called, _ in traces.calls if called.micro_batch_size == at.global_batch]
+    assert plain_form(config, micro_batch_size=at.global_batch) in whole
+    assert not [violation for one in whole for violation in _of_sums(one, at)]
+
+
+def _of_sums(config, at):
+    violations = rule_violations(asdict(config), at)
+    return [one for one in violations if "gradient_accumulation_dtype" in str(one)]
 
 
 def test_with_the_same_masks_it_is_compared_at_its_own_micro_batch(gate):

@@ -101,8 +101,8 @@ class ParityGate:
     `any_micro_batch`: whether a plain training at one micro batch serves the others, because the
     loss of the global batch is the same. A script may report the loss of a micro batch, and a
     user's loss need not be a sum over sequences. `sums_in_fp32`: whether plain trainings can add up
-    gradients so, which a script does itself. `has_layers`: whether the model can be made with fewer
-    blocks. A trial has as many `devices`, of `device_type`.
+    the gradients of a `global_batch` so, which a script does itself. `has_layers`: whether the
+    model can be made with fewer blocks. A trial has as many `devices`, of `device_type`.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class ParityGate:
         on_trace: Callable[[TrainingConfig], None],
         any_micro_batch: bool = True,
         sums_in_fp32: bool = False,
+        global_batch: int = 1,
         has_layers: bool = False,
         devices: int = 1,
         device_type: str = "cpu",
@@ -122,6 +123,7 @@ class ParityGate:
         self._on_trace = on_trace
         self._any_micro_batch = any_micro_batch
         self._sums_in_fp32 = sums_in_fp32
+        self._global_batch = global_batch
         self._has_layers = has_layers
         self._devices = devices
         self._device_type = device_type
@@ -358,21 +360,23 @@ class ParityGate:
 
     def _plain_form(self, config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
         plain = plain_form(config, micro_batch_size=micro_batch_size)
-        if self._sums_in_fp32 and plain.precision in BF16_WEIGHTS:
+        has_sums = self._global_batch > micro_batch_size  # else it is illegal, and takes memory
+        if self._sums_in_fp32 and has_sums and plain.precision in BF16_WEIGHTS:
             return replace(plain, gradient_accumulation_dtype="fp32")
         return plain
 
     def _plain_forms(self, plain: TrainingConfig) -> Iterator[tuple[TrainingConfig, str]]:
         """Yield the forms of the plain training, each with its name where it is another one.
 
-        Each needs less memory of a device than the one before, and none has another result.
+        Each needs less memory of a device than the one before. The results are the same but for
+        rounding: with weights in bf16, the forms for several devices add up gradients in bf16.
         """
         yield plain, ""
         checkpointed = replace(plain, checkpointing="block")
         yield checkpointed, ""
         if self._devices == 1:
             return
-        # What has weights elsewhere adds up gradients by itself.
+        # What has weights elsewhere adds up gradients by itself: in fp32 it is illegal.
         checkpointed = replace(checkpointed, gradient_accumulation_dtype="weights")
         if self._device_type != "cpu":  # whose memory the weights are in already
             on_host = "one process with the weights on the host, as one device cannot hold them"

@@ -77,6 +77,7 @@ class TrialRunner:
             on_trace=lambda config: study.listener(Comparing(config=config)),
             any_micro_batch=self._any_micro_batch,
             sums_in_fp32=workload.script is None,
+            global_batch=workload.global_batch,
             has_layers=workload.script is None and takes_size(workload.model, "layers"),
             devices=workload.devices_per_trial,
             device_type=definition.device.type,
