@@ -5,7 +5,7 @@ Two trainings from the same weights on the same batches are compared by
     losses       of the first `PARITY_STEPS` steps
     gradients    of each block at the first step, as the optimizer uses them
     norms        of these gradients as backward has left them: clipping hides their size
-    micro batches  what each adds to the gradients: one of many hardly changes their sum
+    micro batches  what a part of them adds to the gradients: one of many hardly changes the sum
     settings     of the optimizer's groups at each update (rate, betas, decay, ...), and the number
                  of updates and of steps of learning-rate schedules
     updates      the change of each block's weights in the first `UPDATE_STEPS` steps
@@ -58,9 +58,10 @@ class ParityTrace(Schema):
     backward_norms: Mapping[str, float] = field(default_factory=dict)
     """Norm of that gradient as backward has left it, before it is clipped or unscaled, by block.
     Empty where several devices share the gradients out."""
-    micro_batch_projections: tuple[tuple[float, ...], ...] = ()
-    """Projections of what each micro batch has added to the gradients of a few parameters. Empty
-    where a step has one, in a script, and where several devices share the gradients out."""
+    added_projections: tuple[tuple[float, ...], ...] = ()
+    """Projections of what each part of the step's micro batches, at best each of them, has added to
+    the gradients of a few parameters. The parts are of equal size. Empty where a step has one micro
+    batch, in a script, and where several devices share the gradients out."""
     group_settings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Each number in the optimizer's parameter groups, such as `lr of group 0`, at each of its
     updates in the first `PARITY_STEPS` steps."""
@@ -271,32 +272,33 @@ def _gradient_differences(
         if math.isfinite(norm) and math.isfinite(expected):
             what = f"the norm of the gradient of {block} as backward leaves it"
             yield _off(what, _share(norm - expected, expected), "at step 1", allowed=allowed)
-    yield from _micro_batch_differences(trace, reference, allowed=_OF_A_MICRO_BATCH * allowed)
+    yield from _part_differences(trace, reference, allowed=_OF_A_PART * allowed)
 
 
-_OF_A_MICRO_BATCH = 3
+_OF_A_PART = 3
 """The gradients of micro batches may differ by so many times what their sum may: rounding is a
 larger part of them."""
 
 
-def _micro_batch_differences(
+def _part_differences(
     trace: ParityTrace, reference: ParityTrace, *, allowed: float
 ) -> Iterator[Difference]:
-    """Yield the differences in what each micro batch of `trace` adds to the gradients.
+    """Yield the differences in what each part of the micro batches adds to the gradients.
 
-    The reference may have smaller ones, of which as many as belong together are added up.
+    Where one has more parts than the other, as many as belong together are added up.
     """
-    added, expected = trace.micro_batch_projections, reference.micro_batch_projections
-    if not added or len(expected) % len(added):
-        return
-    together = len(expected) // len(added)
-    for index, projections in enumerate(added):
-        parts = expected[index * together : (index + 1) * together]
-        if not parts:
-            return
-        wanted = tuple(map(math.fsum, zip(*parts, strict=True)))
-        what = f"the gradient of micro batch {index + 1} of {len(added)}"
-        yield _off(what, relative_distance(projections, wanted), "at step 1", allowed=allowed)
+    added, expected = trace.added_projections, reference.added_projections
+    parts = math.gcd(len(added), len(expected)) if added and expected else 0
+    for part in range(parts):
+        what = f"the gradient of part {part + 1} of {parts} of the micro batches"
+        pair = (_part_of(added, part, parts), _part_of(expected, part, parts))
+        yield _off(what, relative_distance(*pair), "at step 1", allowed=allowed)
+
+
+def _part_of(projections: Sequence[tuple[float, ...]], part: int, parts: int) -> tuple[float, ...]:
+    size = len(projections) // parts
+    together = projections[part * size : (part + 1) * size]
+    return tuple(map(math.fsum, zip(*together, strict=True)))
 
 
 def _setting_differences(

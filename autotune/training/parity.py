@@ -30,11 +30,11 @@ from autotune.spec.parity import (
     Difference,
     ParityTrace,
     largest_difference,
-    relative_distance,
 )
 from autotune.spec.training_request import ReportsStage, unwatched
 from autotune.techniques.deepspeed_engine import EngineOptimizer
 from autotune.techniques.offload import StateOnHost
+from autotune.techniques.optimizer_fusion import Updater
 from autotune.techniques.sharding import gradient_of
 from autotune.techniques.user_optimizer import held_optimizers
 
@@ -53,8 +53,9 @@ class ParityWatch:
     trace is the result. With `shares_out`, several devices have parts of the
     weights or add their gradients up after backward: then these are compared by the gradients that
     the optimizer uses. With `watches_averages`, also what a script keeps in the form of weights.
-    Where a step is known to have several `micro_batches`, so is what each of them adds to the
-    gradients; `sums_in_fp32` says that it must be added up so of weights with fewer bits, too.
+    Where a step is known to have several `micro_batches`, each a backward pass of `updater`, so is
+    what they add to the gradients; `sums_in_fp32` says that it must be added up so of weights with
+    fewer bits, too.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ParityWatch:
         buffers: Buffers | None = None,
         shares_out: bool = False,
         watches_averages: bool = False,
+        updater: Updater | None = None,
         micro_batches: int = 1,
         sums_in_fp32: bool = False,
     ) -> None:
@@ -90,9 +92,10 @@ class ParityWatch:
             reads_backward=not shares_out,
         )
         self._sums: SumWatch | None = None
-        if micro_batches > 1 and not shares_out:
+        if updater is not None and micro_batches > 1 and not shares_out:
             self._sums = SumWatch(
                 blocks,
+                updater=updater,
                 micro_batches=micro_batches,
                 in_fp32=sums_in_fp32,
                 device=device,
@@ -207,7 +210,7 @@ class ParityWatch:
             gradient_norms=self._gradients.norms(),
             gradient_projections=self._gradients.projections(),
             backward_norms=self._gradients.backward_norms(),
-            micro_batch_projections=() if self._sums is None else self._sums.added(),
+            added_projections=() if self._sums is None else self._sums.added(),
             group_settings={} if self._updates is None else self._updates.settings(),
             schedule_steps=self._schedule_steps,
             update_projections=self._weights.changes,
@@ -543,17 +546,22 @@ class GradientSketch:
 
 
 class SumWatch:
-    """What each backward pass of a step adds to gradients, and whether the gradients are its sum.
+    """What micro batches add to the gradients of a step, and whether the gradients are its sum.
 
     The gradient of a whole step has room for an error of adding up: of 64 micro batches one that is
-    lost changes it by 3 %. What one micro batch adds has not. It is enough to look at a piece of a
-    few parameters, outside of the blocks where there are such: every backward pass reaches them.
+    lost changes it by 3 %. What one micro batch adds has not. It is enough to look at a sample of
+    a few parameters, outside of the blocks where there are such: nearly every loss reaches them.
+    Of many micro batches some in a row are looked at together.
+
+    A micro batch is one call of the updater's backward, whatever runs in it: a weight's gradient
+    may get several parts, as from a pass that a checkpoint runs within the pass.
     """
 
     def __init__(
         self,
         parameters_by_block: Mapping[str, Sequence[nn.Parameter]],
         *,
+        updater: Updater,
         micro_batches: int,
         in_fp32: bool,
         device: torch.device,
@@ -563,77 +571,151 @@ class SumWatch:
         for block, parameter in _with_block(parameters_by_block):
             if parameter.requires_grad:
                 trained.setdefault(block, []).append(parameter)
-        chosen = trained.get("rest") or next(iter(trained.values()), [])
-        self._added: dict[Tensor, list[Projections]] = {
-            parameter: [] for parameter in chosen[:_SUMMED_PARAMETERS]
-        }
-        self._seeds: dict[Tensor, int] = {one: seed for seed, one in enumerate(self._added)}
+        self._trained = [one for parameters in trained.values() for one in parameters]
+        self._candidates = trained.get("rest") or next(iter(trained.values()), [])
+        self._added: dict[int, AddedUp] = {}
+        """What has been added, by the index of the candidate: of those reached the first ones."""
+        self._updater = updater
         self._micro_batches = micro_batches
+        most_parts = min(micro_batches, _MOST_PARTS)
+        parts = max(count for count in range(1, most_parts + 1) if micro_batches % count == 0)
+        self._micro_batches_of_part = micro_batches // parts
         self._in_fp32 = in_fp32
         self._device = device
         self._stopwatch = stopwatch
-        self._sums: dict[Tensor, Projections] = {}
+        self._calls = 0
+        self._passes = 0
+        """The calls of backward that have reached a trained weight."""
+        self._is_reached = False
+        self._off = 0.0
+        """The distance of the gradients from what was added up, relative to it."""
         self.error = ""
         """What is wrong with a sum; empty while nothing is."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Reads what is added inside, which must be the backward passes of one step."""
-        handles: list[RemovableHandle] = []
-        for parameter in self._added:
-            handles += [
-                parameter.register_hook(functools.partial(self._note_added, parameter)),
-                parameter.register_post_accumulate_grad_hook(self._note_sum),
-            ]
+        handles = [
+            parameter.register_hook(functools.partial(self._note_added, index))
+            for index, parameter in enumerate(self._candidates)
+        ]
+        handles += [
+            parameter.register_post_accumulate_grad_hook(self._note_reached)
+            for parameter in self._trained
+        ]
+        run = self._updater.backward
+        own = vars(self._updater)
+        before = own.get("backward")
+
+        def backward(loss: Tensor) -> None:
+            self._is_reached = False  # what forward may have added is no pass
+            run(loss)
+            self._end_call()
+
+        own["backward"] = backward
         try:
             yield
         finally:
+            del own["backward"]
+            if before is not None:
+                own["backward"] = before
             for handle in handles:
                 handle.remove()
         self._check()
 
     def added(self) -> tuple[Projections, ...]:
-        """Returns the projections of what each micro batch has added, if all are finite."""
-        every = [added for added in self._added.values() if len(added) == self._micro_batches]
-        sums = [_sum_of(of_one) for of_one in zip(*every, strict=True)]
+        """Returns the projections of what each part of the micro batches has added, if finite."""
+        parts = self._micro_batches // self._micro_batches_of_part
+        sums = [
+            _sum_of(added.by_part[part] for added in self._added.values() if part in added.by_part)
+            for part in range(parts if self._added else 0)
+        ]
         return tuple(sums) if all(math.isfinite(value) for one in sums for value in one) else ()
 
-    def _note_added(self, parameter: Tensor, gradient: Tensor) -> None:
-        if gradient.layout == torch.strided:  # of a sparse one, each sum has other rows
-            self._added[parameter].append(self._projections(parameter, gradient))
+    def _note_added(self, index: int, gradient: Tensor) -> None:
+        if gradient.layout != torch.strided:  # of a sparse one, each sum has other rows
+            return
+        if index not in self._added:
+            # The same ones with each size of micro batches, whichever of them is reached first.
+            if len(self._added) == _SUMMED_PARAMETERS:
+                if index > (last := max(self._added)):
+                    return
+                del self._added[last]
+            self._added[index] = AddedUp()
+        added = self._added[index]
+        added.in_this_part = added.in_this_part + _sample(gradient)
 
-    def _note_sum(self, parameter: Tensor) -> None:
-        if parameter.grad is not None and parameter.grad.layout == torch.strided:
-            self._sums[parameter] = self._projections(parameter, parameter.grad)
+    def _note_reached(self, _: Tensor) -> None:
+        self._is_reached = True
 
-    def _projections(self, parameter: Tensor, gradient: Tensor) -> Projections:
-        piece = _flat(gradient.detach())[: _PIECE[self._device.type]]
-        with self._stopwatch.reading():
-            return _sketch(piece, seed=self._seeds[parameter], device=self._device)[1]
+    def _end_call(self) -> None:
+        self._calls += 1
+        self._passes += self._is_reached
+        if self._calls % self._micro_batches_of_part == 0:
+            with self._stopwatch.reading():
+                part = self._calls // self._micro_batches_of_part - 1
+                for index, added in self._added.items():
+                    added.end_part(part, seed=index, device=self._device)
+        if self._calls == self._micro_batches:
+            with self._stopwatch.reading():
+                self._off = self._distance_from_sum()
+
+    def _distance_from_sum(self) -> float:
+        distance, norm = 0.0, 0.0
+        for index, added in self._added.items():
+            parameter = self._candidates[index]
+            gradient = parameter.grad
+            finfo = torch.finfo(parameter.dtype)
+            is_exact = self._in_fp32 or finfo.eps <= torch.finfo(torch.float32).eps
+            total = added.in_all
+            if not is_exact or gradient is None or not isinstance(total, Tensor):
+                continue
+            if gradient.layout == torch.strided:
+                distance += _squares(_sample(gradient) - total)
+                norm += _squares(total)
+        return math.sqrt(distance / norm) if norm else 0.0
 
     def _check(self) -> None:
-        passes = max(map(len, self._added.values()), default=self._micro_batches)
-        if passes != self._micro_batches:
+        if self._passes not in (0, self._micro_batches):
             self.error = (
-                f"backward has added to the gradients {passes} times in a step of "
+                f"backward has added to the gradients {self._passes} times in a step of "
                 f"{self._micro_batches} micro batches"
             )
-        exact = [
-            parameter
-            for parameter in self._sums
-            if self._in_fp32 or torch.finfo(parameter.dtype).eps <= torch.finfo(torch.float32).eps
-        ]
-        added = _sum_of(_sum_of(self._added[one]) for one in exact)
-        error = relative_distance(_sum_of(self._sums[one] for one in exact), added)
-        if not self.error and math.isfinite(error) and error > _EXACT:
+        elif math.isfinite(self._off) and self._off > _EXACT:
             self.error = (
-                f"the gradients differ by {100 * error:.2g} % from the sum over "
+                f"the gradients differ by {100 * self._off:.2g} % from the sum over "
                 f"{self._micro_batches} micro batches, by more than a sum in fp32 does"
             )
 
 
+class AddedUp:
+    """What backward passes have added to a sample of one gradient, in float64."""
+
+    def __init__(self) -> None:
+        self.in_this_part: Tensor | float = 0.0
+        self.in_all: Tensor | float = 0.0
+        self.by_part: dict[int, Projections] = {}
+        """Projections of what each part of the micro batches has added."""
+
+    def end_part(self, part: int, *, seed: int, device: torch.device) -> None:
+        if isinstance(self.in_this_part, Tensor):
+            self.by_part[part] = _sketch(self.in_this_part, seed=seed, device=device)[1]
+            self.in_all = self.in_all + self.in_this_part
+            self.in_this_part = 0.0
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Returns `_SAMPLED` numbers of a gradient in float64, from all of it, or fewer than twice."""
+    values = _flat(gradient.detach())
+    return values[:: max(1, len(values) // _SAMPLED)].to(torch.float64, copy=True)
+
+
 _SUMMED_PARAMETERS = 8
-"""Of a block, the first ones."""
+"""Of a block, the first ones that are reached."""
+_SAMPLED = 2**13
+_MOST_PARTS = 32
+"""Parts of the micro batches of a step that are compared. In a part of three, a micro batch that
+counts twice changes the sum by a third of it or more, which every precision but fp8 notices."""
 _EXACT = 1e-4
 """A sum of a thousand numbers in fp32 is off by less; one of two numbers in bf16 by 1e-3."""
 

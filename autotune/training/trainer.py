@@ -188,6 +188,7 @@ class Trainer:
             whole_gradient=self.training.whole_gradient,
             buffers=self.training.buffers,
             shares_out=self._devices.devices > 1 or self._config.engine != "torch",
+            updater=self.training.updater,
             micro_batches=self._workload.global_batch // self._config.micro_batch_size,
             sums_in_fp32=self._config.gradient_accumulation_dtype == "fp32",
         )

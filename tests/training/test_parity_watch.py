@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
 
 from autotune.models.parts import ModelParts
 from autotune.shipped.step_in_backward import step_in_backward
@@ -26,6 +27,7 @@ def watched(trainer, *, reference=None):
         precision="fp32",
         reference=reference,
         is_trace=True,
+        updater=trainer.training.updater,
         micro_batches=trainer._workload.global_batch // trainer._config.micro_batch_size,
         sums_in_fp32=trainer._config.gradient_accumulation_dtype == "fp32",
     )
@@ -553,7 +555,7 @@ def test_a_micro_batch_that_counts_twice_is_detected_among_many(make_trainer):
     many = replace(plain, gradient_norms={}, backward_norms={})  # which one hardly changes
     found = largest_difference(twice, many, precision="bf16-true")
     assert found.is_outside
-    assert "the gradient of micro batch 2 of 4 is 1e+02 % off" in found.message
+    assert "the gradient of part 2 of 4 of the micro batches is 1e+02 % off" in found.message
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-true", "fp16-mixed"])
@@ -563,8 +565,8 @@ def test_micro_batches_are_compared_with_the_smaller_ones_that_they_are_made_of(
 ):
     plain = trace_of(make_trainer(precision=precision, **SUMS))
     trace = trace_of(make_trainer(precision=precision, micro_batch_size=size))
-    assert len(plain.micro_batch_projections) == GLOBAL_BATCH
-    assert len(trace.micro_batch_projections) == GLOBAL_BATCH // size
+    assert len(plain.added_projections) == GLOBAL_BATCH
+    assert len(trace.added_projections) == GLOBAL_BATCH // size
     found = largest_difference(trace, plain, precision=precision, strictness=4)
     assert not found.is_outside, found.message
 
@@ -592,6 +594,141 @@ def test_sums_in_fewer_bits_than_they_should_have_are_detected(choices, make_tra
     trace_of(make_trainer(**SUMS, **choices))
     with pytest.raises(ParityFailed, match="by more than a sum in fp32 does"):
         trace_of(rounding_sums(make_trainer(**SUMS, **choices)))
+
+
+class LossOf:
+    """The updater of a training of tensors without an optimizer."""
+
+    def backward(self, loss):
+        loss.backward()
+
+
+MICRO_BATCHES = 4
+
+
+def sums_of(weights, losses, *, micro_batches=MICRO_BATCHES, passes=1):
+    """The trace of a step whose micro batches have these losses; raises ParityFailed."""
+    updater = LossOf()
+    watch = ParityWatch(
+        {"rest": weights},
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
+        updater=updater,
+        micro_batches=micro_batches,
+    )
+    with watch.step():
+        for _ in range(passes):
+            for loss in losses:
+                updater.backward(loss())
+    assert vars(updater) == {}
+    watch.note(1.0)
+    for weight in weights:
+        weight.grad = None
+    return watch.trace().added_projections
+
+
+def weights_of(number):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(9)) for _ in range(number)]
+
+
+def test_weights_that_no_loss_reaches_are_not_looked_at():
+    *unused, head = weights_of(9)
+    losses = [lambda index=index: (index * head).sum() for index in range(1, MICRO_BATCHES + 1)]
+    added = sums_of([*unused, head], losses)
+    assert len(added) == MICRO_BATCHES
+    assert added[1] == pytest.approx([2 * value for value in added[0]])
+
+
+def test_where_nothing_of_the_sample_is_reached_nothing_is_judged():
+    unused = weights_of(1)
+    assert sums_of(unused, [lambda: torch.ones((), requires_grad=True) * 2] * MICRO_BATCHES) == ()
+
+
+def test_the_same_weights_are_looked_at_whichever_of_them_is_reached_first():
+    first, *others = weights_of(9)
+
+    def of_text():
+        return sum(weight.square().sum() for weight in others)
+
+    def of_image():
+        return of_text() + first.square().sum()
+
+    small = sums_of([first, *others], [of_text, of_image] * 2)
+    whole = sums_of([first, *others], [lambda: of_text() + of_image()] * 2, micro_batches=2)
+    for added, *parts in zip(whole, small[::2], small[1::2], strict=True):
+        assert added == pytest.approx([sum(pair) for pair in zip(*parts, strict=True)])
+
+
+def test_a_sample_that_some_micro_batches_do_not_reach_is_judged_by_what_they_reach():
+    first, other = weights_of(2)
+    losses = [first.sum, other.sum, first.sum, other.sum]
+    assert len(sums_of([first, other], losses)) == MICRO_BATCHES
+
+
+class BackwardWithin(torch.autograd.Function):
+    """Adds to the gradient of a weight in a backward pass of its own, as reentrant checkpoints."""
+
+    @staticmethod
+    def forward(ctx, inputs, weight):
+        ctx.weight = weight
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            ctx.weight.sum().backward()
+        return gradient, None
+
+
+class BackwardInForward(torch.autograd.Function):
+    """Adds to the gradient of a weight in its forward pass, as some losses do."""
+
+    @staticmethod
+    def forward(ctx, inputs, weight):
+        with torch.enable_grad():
+            weight.sum().backward()
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.parametrize("function", [BackwardWithin, BackwardInForward])
+def test_several_additions_in_one_backward_pass_are_one_micro_batch(function):
+    (weight,) = weights_of(1)
+    added = sums_of([weight], [lambda: function.apply(weight, weight).sum()] * MICRO_BATCHES)
+    once = sums_of([weight], [weight.sum] * MICRO_BATCHES)
+    assert added == tuple(tuple(2 * value for value in one) for one in once)
+
+
+def test_a_tied_embedding_whose_logits_a_reentrant_checkpoint_computes_is_accepted():
+    embedding = torch.nn.Embedding(5, 3)
+
+    def loss():
+        hidden = embedding(torch.tensor([1, 2]))
+        logits = checkpoint(lambda inputs: inputs @ embedding.weight.T, hidden, use_reentrant=True)
+        return logits.square().sum()
+
+    assert len(sums_of([embedding.weight], [loss] * MICRO_BATCHES)) == MICRO_BATCHES
+
+
+def test_backward_passes_that_run_twice_are_detected():
+    (weight,) = weights_of(1)
+    with pytest.raises(ParityFailed, match="added to the gradients 8 times in a step of 4"):
+        sums_of([weight], [weight.sum] * MICRO_BATCHES, passes=2)
+
+
+def test_of_many_micro_batches_some_are_read_together():
+    (weight,) = weights_of(1)
+    losses = [lambda index=index: (index * weight).sum() for index in range(96)]
+    added = sums_of([weight], losses, micro_batches=96)
+    thirds = sums_of([weight], losses[:48], micro_batches=48)
+    assert (len(added), len(thirds)) == (32, 24)
+    assert added[1] == pytest.approx([4 * value for value in added[0]])  # 3 + 4 + 5, 0 + 1 + 2
 
 
 def test_averages_of_the_weights_are_those_tensors_of_their_form_that_nobody_else_keeps():
